@@ -1,0 +1,132 @@
+"""The step as a DAG of stages, and how far each step has come.
+
+An edge of lag 1 leads from the same stage of the step before. `batch` and `record` are writes to the queue's index,
+the others are stage tasks. Checkpoints come last, when the step's metric row is durable: then a run that is resumed
+from checkpoint N always has the rows up to N.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipeline.core.events import Role
+
+
+class Edge(StrEnum):
+    """BARRIER: the whole stage before must be done. STREAM: each sequence goes on by itself."""
+
+    BARRIER = "barrier"
+    STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    stage: str
+    lag: int = 0
+    edge: Edge = Edge.BARRIER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`path`: the dotted name of the function that a task runs; "" for a write to the index.
+
+    `everywhere`: one task on every ready replica of the role (they share the step's sequences), else one task.
+    """
+
+    name: str
+    role: Role | None
+    path: str = ""
+    after: tuple[After, ...] = ()
+    everywhere: bool = False
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        name="prompts",
+        role=Role.ROLLOUT,
+        path="stages.prompts:prompts",
+        after=(After(stage="publish", lag=1),),
+    ),
+    Stage(
+        name="rollout",
+        role=Role.ROLLOUT,
+        path="stages.rollout:rollout",
+        after=(After(stage="prompts"), After(stage="publish", lag=1), After(stage="evaluate", lag=1)),
+        everywhere=True,
+    ),
+    Stage(
+        name="reward", role=Role.REWARD, path="stages.reward:reward", after=(After(stage="rollout"),), everywhere=True
+    ),
+    Stage(name="batch", role=None, after=(After(stage="reward"),)),
+    Stage(
+        name="train",
+        role=Role.TRAIN,
+        path="stages.train:train",
+        after=(After(stage="batch"), After(stage="publish", lag=1), After(stage="checkpoint", lag=1)),
+    ),
+    Stage(name="publish", role=Role.TRAIN, path="stages.train:publish", after=(After(stage="train"),)),
+    Stage(name="evaluate", role=Role.ROLLOUT, path="stages.evaluate:evaluate", after=(After(stage="publish"),)),
+    Stage(name="record", role=None, after=(After(stage="publish"), After(stage="evaluate"))),
+    Stage(name="checkpoint", role=Role.TRAIN, path="stages.train:checkpoint", after=(After(stage="record"),)),
+)
+
+
+def step_graph() -> tuple[Stage, ...]:
+    """The stages of one step, each after those that it waits for."""
+    return STAGES
+
+
+class Progress(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    SKIPPED = "skipped"
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """How far one step has come. `tasks`: the living tasks of a running stage, task id to worker."""
+
+    step: int
+    stages: dict[str, Progress] = field(default_factory=dict)
+    tasks: dict[str, dict[str, str]] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, step: int, skip: set[str]) -> "StepProgress":
+        return cls(step, {s.name: Progress.SKIPPED if s.name in skip else Progress.PENDING for s in STAGES})
+
+    @classmethod
+    def closed(cls, step: int) -> "StepProgress":
+        """A step that a checkpoint covers."""
+        return cls(step, {s.name: Progress.DONE for s in STAGES})
+
+    def is_over(self, stage: str) -> bool:
+        return self.stages[stage] in (Progress.DONE, Progress.SKIPPED)
+
+    @property
+    def is_closed(self) -> bool:
+        return all(self.is_over(s) for s in self.stages)
+
+    def begin(self, stage: str, now: float) -> None:
+        assert self.stages[stage] is Progress.PENDING, (self.step, stage, self.stages[stage])
+        self.stages[stage] = Progress.RUNNING
+        self.tasks[stage] = {}
+        self.started[stage] = now
+
+    def finish(self, stage: str, now: float) -> None:
+        assert self.stages[stage] is Progress.RUNNING, (self.step, stage, self.stages[stage])
+        self.stages[stage] = Progress.DONE
+        self.tasks.pop(stage)
+        self.ended[stage] = now
+
+    def seconds(self) -> dict[str, float]:
+        """Duration of each stage that has ended."""
+        return {s: self.ended[s] - self.started[s] for s in self.ended}
+
+
+def is_ready(stage: Stage, this: StepProgress, before: StepProgress) -> bool:
+    """All stages that it waits for are over, in this step and in the one before."""
+    return this.stages[stage.name] is Progress.PENDING and all(
+        (before if a.lag else this).is_over(a.stage) for a in stage.after
+    )

@@ -1,0 +1,136 @@
+"""What is to be done. Only shells perform these; every performed decision ends in an event, failure included."""
+
+from dataclasses import dataclass
+
+from pipeline.core.events import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Ends in WorkerReady or WorkerDied. `version`: the weights it starts from."""
+
+    worker: str
+    role: Role
+    node: str
+    slots: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceReplica:
+    """End the worker at once, whatever it does. Ends in WorkerDied."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTask:
+    """Submit a stage task to the worker. Ends in TaskStarted, then TaskEnded; or TaskEnded alone."""
+
+    task: str
+    stage: str
+    step: int
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTask:
+    """Nothing more will be dispatched to the task: it closes what it has and returns. Ends in TaskEnded."""
+
+    task: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Give sequences to a running task; `turns[i]` counts how often `ids[i]` was dispatched in this attempt.
+
+    Ends in SegmentClosed (rollout) or VerdictGiven (reward) for each id.
+    """
+
+    task: str
+    worker: str
+    ids: tuple[str, ...]
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Take sequences back at a token boundary. Ends in SegmentClosed with finish ABORT for each id."""
+
+    task: str
+    worker: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBatch:
+    """Make the batch of `step` durable, in this order, before it is trained. Ends in BatchCommitted."""
+
+    step: int
+    ids: tuple[str, ...]
+    dropped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitTrained:
+    """Record the batch of `step` as trained. Ends in BatchTrained."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealVersion:
+    """Make a written version visible on every node. Ends in VersionSealed."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadVersion:
+    """Ends in VersionLoaded or UpdateFailed."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStep:
+    """Make the metric row of a finished step durable and export it. Ends in StepRecorded."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Ends in TimerFired after `after_s`; a timer of the same name is replaced; after_s <= 0 clears it."""
+
+    name: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    """The run is over: `status` is done, failed or cancelled; `reason` is the first cause."""
+
+    status: str
+    reason: str = ""
+
+
+Decision = (
+    StartWorker
+    | FenceReplica
+    | StartTask
+    | EndTask
+    | Dispatch
+    | Abort
+    | CommitBatch
+    | CommitTrained
+    | SealVersion
+    | LoadVersion
+    | RecordStep
+    | SetTimer
+    | EndRun
+)

@@ -1,0 +1,210 @@
+"""What happened. The core learns of the world only through these; the shell makes them.
+
+Names are in the past tense. Ids, counts, times and scores only, never tokens. Everything here is frozen, so a
+journal of events replays to the same state.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Who wants slots."""
+
+    ROLLOUT = "rollout"
+    REWARD = "reward"
+    TRAIN = "train"
+
+
+class Finish(StrEnum):
+    """Why a segment was closed. FLUSH: its tokens are durable and the sequence goes on running."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """One closed piece of a sequence, as the queue acknowledged it."""
+
+    id: str
+    idx: int
+    num_tokens: int
+    version: int
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictInfo:
+    """The judge's verdict on one sequence: a score, or `failure` (its type) and no score."""
+
+    id: str
+    score: float | None
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredSequence:
+    """A sequence of an unfinished step, as the queue's index holds it after a crash."""
+
+    id: str
+    state: str
+    num_tokens: int = 0
+    num_segments: int = 0
+    min_version: int | None = None
+    max_version: int | None = None
+    score: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredStep:
+    """What is durable of one step above the checkpoint; `batched`: its batch and order are recorded."""
+
+    step: int
+    batched: bool
+    sequences: tuple[RestoredSequence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRestored:
+    """Always the first event: the version of the checkpoint (0: the base model) and the steps above it."""
+
+    version: int
+    steps: tuple[RestoredStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    node: str
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDied:
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStarted:
+    task: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnded:
+    """`ok` is what the result file says; `error` is the remote traceback's last part."""
+
+    task: str
+    ok: bool
+    result: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceAdmitted:
+    """The queue holds these new sequences of `step`, in submission order."""
+
+    step: int
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentClosed:
+    task: str
+    segments: tuple[SegmentInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictGiven:
+    task: str
+    verdicts: tuple[VerdictInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCommitted:
+    """The batch of `step` and its order are durable."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTrained:
+    """The queue recorded `step` as trained: trained + dropped = submitted was checked there."""
+
+    step: int
+    num_trained: int
+    num_dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSealed:
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionLoaded:
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFailed:
+    worker: str
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecorded:
+    """The metric row of `step` is durable."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    reason: str
+
+
+Event = (
+    RunRestored
+    | NodeJoined
+    | NodeLost
+    | WorkerReady
+    | WorkerDied
+    | TaskStarted
+    | TaskEnded
+    | SequenceAdmitted
+    | SegmentClosed
+    | VerdictGiven
+    | BatchCommitted
+    | BatchTrained
+    | VersionSealed
+    | VersionLoaded
+    | UpdateFailed
+    | StepRecorded
+    | TimerFired
+    | CancelAsked
+)
+EVENTS: dict[str, type] = {cls.__name__: cls for cls in Event.__args__}

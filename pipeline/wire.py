@@ -1,0 +1,295 @@
+"""The channel's messages: one tagged union per direction, versioned; decoding is strict.
+
+Controller ⇄ agent: a ROUTER and DEALERs. An agent relays what carries a `worker` to and from that worker's
+socketpair unchanged. Every frame carries the attempt: a peer that hears of a higher one stops; frames of an older
+one are answered with `Quit`. Frames are numbered per direction, so a lost frame is seen as a gap.
+Payload (tokens, weights) never travels here.
+"""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base: the tag is the class name."""
+
+
+# --- controller to agent -------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message):
+    """Answer to Join. The agent puts `policy` (version `version`) and `genrm` into its shared memory; 
+    `preload` are dotted modules for the zygote to import before it forks."""
+
+    policy: str
+    policy_dtype: str
+    version: int
+    genrm: str
+    genrm_dtype: str
+    preload: list[str]
+
+
+class Quit(_Message):
+    """Leave now: end the workers, unlink the shared memory."""
+
+    reason: str
+
+
+class Beat(_Message):
+    """Either direction: I live."""
+
+
+class StartWorker(_Message):
+    worker: str
+    role: str
+    slots: list[int]
+    version: int
+    main: str  # dotted path of the worker's main function
+    options: dict[str, Any]
+
+
+class KillWorker(_Message):
+    worker: str
+    reason: str
+
+
+class SealVersion(_Message):
+    version: int
+
+
+class RunTask(_Message):
+    """The pickled task is in `folder`, in submitit's layout, already in place."""
+
+    worker: str
+    task: str
+    folder: str
+
+
+class DispatchTask(_Message):
+    worker: str
+    task: str
+    ids: list[str]
+    turns: list[int]
+
+
+class AbortTask(_Message):
+    worker: str
+    task: str
+    ids: list[str]
+
+
+class EndTask(_Message):
+    worker: str
+    task: str
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer says the next greedy token of each prompt is, under the new weights."""
+
+    prompts: list[list[int]]
+    tokens: list[int]
+    logprobs: list[float]
+    tolerance: float
+
+
+class LoadVersion(_Message):
+    worker: str
+    version: int
+    probe: Probe | None
+
+
+ToAgent = (
+    Welcome
+    | Quit
+    | Beat
+    | StartWorker
+    | KillWorker
+    | SealVersion
+    | RunTask
+    | DispatchTask
+    | AbortTask
+    | EndTask
+    | LoadVersion
+)
+ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion
+
+
+# --- agent to controller -------------------------------------------------------------------------------------------
+
+
+class Join(_Message):
+    node: str
+    num_slots: int
+    pid: int
+
+
+class NodeReady(_Message):
+    """The weights are in shared memory and the zygote answers; `gps` is the base name of the segments."""
+
+    gps: str
+    seconds: dict[str, float]
+
+
+class NodeFailed(_Message):
+    """The agent leaves; `reason` with the log tail."""
+
+    reason: str
+
+
+class WorkerReady(_Message):
+    worker: str
+    version: int
+    pid: int
+    seconds: dict[str, float]
+
+
+class WorkerExited(_Message):
+    worker: str
+    reason: str
+
+
+class VersionSealed(_Message):
+    version: int
+
+
+class TaskStarted(_Message):
+    worker: str
+    task: str
+
+
+class TaskEnded(_Message):
+    """The result file is in place."""
+
+    worker: str
+    task: str
+
+
+class Admitted(_Message):
+    worker: str
+    step: int
+    ids: list[str]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    idx: int
+    num_tokens: int
+    version: int
+    finish: str
+
+
+class SegmentsClosed(_Message):
+    worker: str
+    task: str
+    segments: list[Segment]
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    score: float | None
+    failure: str
+
+
+class VerdictsGiven(_Message):
+    worker: str
+    task: str
+    verdicts: list[Verdict]
+
+
+class Counts(_Message):
+    worker: str
+    running: int
+    waiting: int
+    num_tokens: int
+    rss_bytes: int
+
+
+class VersionLoaded(_Message):
+    worker: str
+    version: int
+    seconds: float
+
+
+class UpdateFailed(_Message):
+    worker: str
+    version: int
+    reason: str
+
+
+FromWorker = (
+    WorkerReady
+    | TaskStarted
+    | TaskEnded
+    | Admitted
+    | SegmentsClosed
+    | VerdictsGiven
+    | Counts
+    | VersionLoaded
+    | UpdateFailed
+)
+FromAgent = (
+    Join
+    | NodeReady
+    | NodeFailed
+    | Beat
+    | WorkerExited
+    | VersionSealed
+    | WorkerReady
+    | TaskStarted
+    | TaskEnded
+    | Admitted
+    | SegmentsClosed
+    | VerdictsGiven
+    | Counts
+    | VersionLoaded
+    | UpdateFailed
+)
+
+Body = TypeVar("Body")
+
+
+class Frame(msgspec.Struct, Generic[Body], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one ZeroMQ message holds."""
+
+    protocol: int
+    attempt: int
+    number: int
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_agent = msgspec.msgpack.Decoder(Frame[ToAgent])
+_from_agent = msgspec.msgpack.Decoder(Frame[FromAgent])
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode_frame(body: ToAgent | FromAgent, *, attempt: int, number: int) -> bytes:
+    return _encoder.encode(Frame(protocol=PROTOCOL, attempt=attempt, number=number, body=body))
+
+
+def decode_to_agent(data: bytes) -> Frame[ToAgent]:
+    """Raises msgspec.ValidationError on anything that is not exactly such a frame."""
+    return _to_agent.decode(data)
+
+
+def decode_from_agent(data: bytes) -> Frame[FromAgent]:
+    """Raises msgspec.ValidationError on anything that is not exactly such a frame."""
+    return _from_agent.decode(data)
+
+
+def encode_message(message: ToWorker | FromWorker) -> bytes:
+    """For the socketpair between an agent and its worker: 4 bytes of length, then the message."""
+    data = _encoder.encode(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    return _to_worker.decode(data)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    return _from_worker.decode(data)

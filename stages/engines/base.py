@@ -1,0 +1,80 @@
+"""The port behind which an inference engine sits. Every engine passes tests/contracts/test_engine.py.
+
+One thread (the worker's main thread) touches an engine. `step()` advances all requests by at least one token;
+between two steps the engine is at a token boundary, so `abort` and `load` are called there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline.gps.store import Reader
+from pipeline.wire import Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`prompt_ids` may end with tokens generated before an abort; `max_tokens` counts what is still allowed.
+
+    `seed`: of this request's own random stream (None: the engine's). `choices`: the output must be one of these
+    strings (structured verdicts); `regex`: it must match. At most one of the two.
+    """
+
+    id: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int | None = None
+    stop_ids: Sequence[int] = ()
+    logprobs: bool = True
+    choices: Sequence[str] = ()
+    regex: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """New tokens of one request since its last output. `finish`: "" while it goes on, else stop, length or abort.
+
+    `logprobs` are those of the distribution sampled from (after temperature), one per token, [] if not asked for.
+    """
+
+    id: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts:
+    running: int
+    waiting: int
+    num_tokens: int  # generated since the start
+
+
+class Engine(Protocol):
+    version: int
+    """The version of the weights that it answers with; each segment carries it."""
+
+    def add(self, request: Request) -> None:
+        """Raises ValueError for a request it can never serve (empty, too long, unknown token id)."""
+
+    def step(self) -> list[Output]:
+        """One iteration. Returns at least one token for every running request, or nothing if there is none."""
+
+    def has_unfinished(self) -> bool: ...
+
+    def abort(self, ids: Sequence[str] | None = None) -> list[Output]:
+        """Stop these requests (None: all), wherever they are. One final output (finish "abort") for each,
+        with any tokens not yet returned by `step`; unknown ids are ignored."""
+
+    def load(self, reader: Reader, probe: Probe | None = None) -> None:
+        """Take the version that `reader` holds, in place, and drop every cache that depends on old weights.
+
+        Names, shapes and dtypes must match those of the current model exactly, else UpdateRefused is raised and
+        the old weights stay. No request may be unfinished. `probe`, if given, is checked afterwards: RuntimeError
+        says that the weights now served are not the trainer's.
+        """
+
+    def counts(self) -> EngineCounts: ...
+
+    def close(self) -> None: ...

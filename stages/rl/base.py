@@ -1,0 +1,28 @@
+"""The port behind which a trainer sits. Every trainer passes tests/contracts/test_trainer.py."""
+
+from typing import Protocol
+
+from pipeline.gps.store import Writer
+from pipeline.queue.schema import SequenceRow
+from pipeline.wire import Probe
+
+
+class Trainer(Protocol):
+    version: int
+    """The version of the weights that it holds: the number of steps applied."""
+
+    def train(self, rows: list[SequenceRow], step: int) -> dict[str, float]:
+        """One RL step on the recorded batch: `trainer.updates_per_step` optimizer steps. Requires
+        step == version + 1; afterwards version == step. Returns the metrics (`actor/...`, `critic/...`)."""
+
+    def probe(self) -> Probe:
+        """The next greedy token and its logprob after a few fixed prompts, under the present weights."""
+
+    def publish(self, writer: Writer) -> None:
+        """Copy the weights, under canonical (HF) names, into the slot that `writer` holds."""
+
+    def save(self, uri: str) -> str:
+        """Write a complete checkpoint `uri/step_<version>`; return its path. Idempotent."""
+
+    def load(self, path: str) -> None:
+        """Continue from a complete checkpoint: weights, optimizer, random state, version."""
