@@ -101,18 +101,19 @@ class RunFolder:
         return attempt
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` in one step: readers see the old or the new text, never a part."""
+def write_atomic(path: Path, text: str, durable: bool = True) -> None:
+    """Replace `path` in one step: readers see the old or the new text, never a part. `durable`: synced first."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(aside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     os.replace(aside, path)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
+    write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n", durable)
 
 
 def read_json(path: Path) -> Any:

@@ -20,8 +20,8 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 # --- controller to agent -------------------------------------------------------------------------------------------
 
 
-class Welcome(_Message):
-    """Answer to Join. The agent puts `policy` (version `version`) and `genrm` into its shared memory; 
+class Welcome(_Message, frozen=True):
+    """Answer to Join. The agent puts `policy` (version `version`) and `genrm` into its shared memory;
     `preload` are dotted modules for the zygote to import before it forks."""
 
     policy: str
@@ -32,17 +32,17 @@ class Welcome(_Message):
     preload: list[str]
 
 
-class Quit(_Message):
+class Quit(_Message, frozen=True):
     """Leave now: end the workers, unlink the shared memory."""
 
     reason: str
 
 
-class Beat(_Message):
+class Beat(_Message, frozen=True):
     """Either direction: I live."""
 
 
-class StartWorker(_Message):
+class StartWorker(_Message, frozen=True):
     worker: str
     role: str
     slots: list[int]
@@ -51,16 +51,16 @@ class StartWorker(_Message):
     options: dict[str, Any]
 
 
-class KillWorker(_Message):
+class KillWorker(_Message, frozen=True):
     worker: str
     reason: str
 
 
-class SealVersion(_Message):
+class SealVersion(_Message, frozen=True):
     version: int
 
 
-class RunTask(_Message):
+class RunTask(_Message, frozen=True):
     """The pickled task is in `folder`, in submitit's layout, already in place."""
 
     worker: str
@@ -68,20 +68,20 @@ class RunTask(_Message):
     folder: str
 
 
-class DispatchTask(_Message):
+class DispatchTask(_Message, frozen=True):
     worker: str
     task: str
     ids: list[str]
     turns: list[int]
 
 
-class AbortTask(_Message):
+class AbortTask(_Message, frozen=True):
     worker: str
     task: str
     ids: list[str]
 
 
-class EndTask(_Message):
+class EndTask(_Message, frozen=True):
     worker: str
     task: str
 
@@ -95,10 +95,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float
 
 
-class LoadVersion(_Message):
+class LoadVersion(_Message, frozen=True):
     worker: str
     version: int
     probe: Probe | None
+
+
+class WorkerOrder(_Message, frozen=True):
+    """What a worker is born with: the controller's words, and where it is. From the agent, through its zygote."""
+
+    start: StartWorker
+    run: str  # the run's folder
+    node: str
+    attempt: int
+    gps: str  # base name of the node's shared memory
 
 
 ToAgent = (
@@ -120,54 +130,54 @@ ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion
 # --- agent to controller -------------------------------------------------------------------------------------------
 
 
-class Join(_Message):
+class Join(_Message, frozen=True):
     node: str
     num_slots: int
     pid: int
 
 
-class NodeReady(_Message):
+class NodeReady(_Message, frozen=True):
     """The weights are in shared memory and the zygote answers; `gps` is the base name of the segments."""
 
     gps: str
     seconds: dict[str, float]
 
 
-class NodeFailed(_Message):
+class NodeFailed(_Message, frozen=True):
     """The agent leaves; `reason` with the log tail."""
 
     reason: str
 
 
-class WorkerReady(_Message):
+class WorkerReady(_Message, frozen=True):
     worker: str
     version: int
     pid: int
     seconds: dict[str, float]
 
 
-class WorkerExited(_Message):
+class WorkerExited(_Message, frozen=True):
     worker: str
     reason: str
 
 
-class VersionSealed(_Message):
+class VersionSealed(_Message, frozen=True):
     version: int
 
 
-class TaskStarted(_Message):
+class TaskStarted(_Message, frozen=True):
     worker: str
     task: str
 
 
-class TaskEnded(_Message):
+class TaskEnded(_Message, frozen=True):
     """The result file is in place."""
 
     worker: str
     task: str
 
 
-class Admitted(_Message):
+class Admitted(_Message, frozen=True):
     worker: str
     step: int
     ids: list[str]
@@ -181,7 +191,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     finish: str
 
 
-class SegmentsClosed(_Message):
+class SegmentsClosed(_Message, frozen=True):
     worker: str
     task: str
     segments: list[Segment]
@@ -193,13 +203,13 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     failure: str
 
 
-class VerdictsGiven(_Message):
+class VerdictsGiven(_Message, frozen=True):
     worker: str
     task: str
     verdicts: list[Verdict]
 
 
-class Counts(_Message):
+class Counts(_Message, frozen=True):
     worker: str
     running: int
     waiting: int
@@ -207,13 +217,13 @@ class Counts(_Message):
     rss_bytes: int
 
 
-class VersionLoaded(_Message):
+class VersionLoaded(_Message, frozen=True):
     worker: str
     version: int
     seconds: float
 
 
-class UpdateFailed(_Message):
+class UpdateFailed(_Message, frozen=True):
     worker: str
     version: int
     reason: str

@@ -1,0 +1,294 @@
+"""Events in ▶ core ▶ decisions performed: the live shell.
+
+Every decision ends in an event: at once (a write to the index), or when an agent or worker reports. The shell keeps
+what the core must not see: the result of each task, the probe of each version, how long things took.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline import wire
+from pipeline.config import Config
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+from pipeline.core.core import Core
+from pipeline.core.dag import STAGES
+from pipeline.journal import Journal
+from pipeline.queue.client import QueueClient
+from pipeline.stage import StageSpec, StageTask
+
+Row = dict[str, float]
+_PATHS = {stage.name: stage.path for stage in STAGES}
+
+
+class Job(Protocol):
+    """A submitit job in a warm worker."""
+
+    def finish(self) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def outcome(self) -> tuple[bool, Any, str]:
+        """Whether it succeeded, its result, its error."""
+
+
+class Executor(Protocol):
+    def submit_to(self, worker: str, task: str, call: Callable[[], Any]) -> Job:
+        """Put the pickle in place, then launch it in the worker."""
+
+
+@dataclass
+class Node:
+    """An agent as the shell sees it. `seen`: when it last spoke (monotonic)."""
+
+    name: str
+    peer: bytes
+    num_slots: int
+    pid: int
+    seen: float
+    gps: str = ""
+    sealed: int = 0
+
+
+@dataclass
+class RunningTask:
+    job: Job
+    stage: str
+    step: int
+    worker: str
+    submitted: float
+    started: float = 0.0
+
+
+@dataclass
+class StepParts:
+    """What becomes the metric row of one step: metrics of each stage, one dict per task."""
+
+    metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    num_sequences: tuple[int, int] = (0, 0)
+    """(trained, dropped)"""
+    save_s: float = 0.0
+    """Time of the save that ran while this step did."""
+    queue_depth: int = 0
+
+
+class Shell:
+    """Takes events one by one, in the order in which they came, and performs what the core decides."""
+
+    def __init__(
+        self,
+        *,
+        core: Core,
+        config: Config,
+        attempt: int,
+        journal: Journal,
+        send: Callable[[bytes, wire.ToAgent], Awaitable[None]],
+        make_row: Callable[[int, "StepParts"], Row],
+        export: Callable[[int, Row], None],
+    ) -> None:
+        self.core, self.config, self.attempt = core, config, attempt
+        self.executor: Executor
+        self.queue: QueueClient
+        self.nodes: dict[str, Node] = {}
+        self.tasks: dict[str, RunningTask] = {}
+        self.checkpoint = ""
+        """The complete checkpoint that a new trainer starts from; "" for the base model."""
+        self.parts: dict[int, StepParts] = {}
+        self.latencies: list[float] = []
+        """Seconds from the submission of a task to its start."""
+        self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
+        self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
+        self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self._probes: dict[int, wire.Probe] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._launches: list[tuple[str, str, str]] = []
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="queue-calls")
+
+    def post(self, event: ev.Event) -> None:
+        """An event happened. Call from the loop's thread."""
+        self._inbox.put_nowait(event)
+
+    def launch(self, worker: str, task: str, folder: str) -> None:
+        """Called by the executor once the task's pickle is in place."""
+        self._launches.append((worker, task, folder))
+
+    async def run(self, restored: ev.RunRestored) -> None:
+        """Consumes the inbox, produces decisions; ends when the core ends the run. `restored` goes first."""
+        await self.take(restored)
+        while not self.ended.done():
+            await self.take(await self._inbox.get())
+
+    async def take(self, event: ev.Event) -> None:
+        now = time.monotonic()
+        self._journal.write(event, now)
+        decisions = self.core.handle(event, now)
+        waiting = sum(map(len, self.core.sequences.waiting.values()))
+        for parts in self.parts.values():
+            parts.queue_depth = max(parts.queue_depth, waiting)
+        for decision in decisions:
+            await self._perform(decision)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._io.shutdown(wait=False, cancel_futures=True)
+
+    # --- performing ------------------------------------------------------------------------------------------------
+
+    async def _perform(self, decision: de.Decision) -> None:
+        match decision:
+            case de.StartWorker():
+                await self._start_worker(decision)
+            case de.FenceReplica():
+                await self._to_worker(decision.worker, wire.KillWorker(worker=decision.worker, reason=decision.reason))
+            case de.StartTask():
+                await self._start_task(decision)
+            case de.EndTask():
+                await self._to_worker(decision.worker, wire.EndTask(worker=decision.worker, task=decision.task))
+            case de.Dispatch():
+                message = wire.DispatchTask(
+                    worker=decision.worker, task=decision.task, ids=list(decision.ids), turns=list(decision.turns)
+                )
+                await self._to_worker(decision.worker, message)
+            case de.Abort():
+                message_ = wire.AbortTask(worker=decision.worker, task=decision.task, ids=list(decision.ids))
+                await self._to_worker(decision.worker, message_)
+            case de.CommitBatch():
+                await self._call(self.queue.commit_batch, decision.step, decision.ids, decision.dropped)
+                self.post(ev.BatchCommitted(step=decision.step))
+            case de.CommitTrained():
+                trained, dropped = await self._call(self.queue.commit_trained, decision.step)
+                self.step_parts(decision.step).num_sequences = (trained, dropped)
+                self.post(ev.BatchTrained(step=decision.step, num_trained=trained, num_dropped=dropped))
+            case de.SealVersion():
+                for node in self.nodes.values():
+                    await self._send(node.peer, wire.SealVersion(version=decision.version))
+            case de.LoadVersion():
+                probe = self._probes.get(decision.version)
+                message__ = wire.LoadVersion(worker=decision.worker, version=decision.version, probe=probe)
+                await self._to_worker(decision.worker, message__)
+            case de.RecordStep():
+                await self._record_step(decision.step)
+            case de.SetTimer():
+                self._set_timer(decision)
+            case de.EndRun():
+                self.ended.set_result(decision)
+
+    async def _start_worker(self, decision: de.StartWorker) -> None:
+        options: dict[str, Any] = {"queue": self.queue.endpoint}
+        if decision.role is ev.Role.TRAIN:
+            options["checkpoint"] = self.checkpoint
+        message = wire.StartWorker(
+            worker=decision.worker,
+            role=decision.role,
+            slots=list(decision.slots),
+            version=decision.version,
+            main="stages.worker:main",
+            options=options,
+        )
+        await self._send(self.nodes[decision.node].peer, message)
+
+    async def _start_task(self, decision: de.StartTask) -> None:
+        spec = StageSpec(
+            task=decision.task,
+            stage=decision.stage,
+            step=decision.step,
+            version=decision.version,
+            attempt=self.attempt,
+        )
+        submitted = time.monotonic()
+        job = self.executor.submit_to(decision.worker, decision.task, StageTask(_PATHS[decision.stage], spec))
+        self.tasks[decision.task] = RunningTask(job, decision.stage, decision.step, decision.worker, submitted)
+        launches, self._launches = self._launches, []
+        for worker, task, folder in launches:
+            await self._to_worker(worker, wire.RunTask(worker=worker, task=task, folder=folder))
+
+    async def _record_step(self, step: int) -> None:
+        """The row is durable before anything else is told of it."""
+        row = self._make_row(step, self.step_parts(step))
+        if await self._call(self.queue.record_step, step, row):
+            self._export(step, row)
+        self.parts.pop(step, None)
+        self._probes = {v: p for v, p in self._probes.items() if v >= step}
+        self.post(ev.StepRecorded(step=step))
+
+    async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A blocking call to the queue server, off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._io, lambda: call(*args))
+
+    async def _to_worker(self, worker: str, message: wire.ToAgent) -> None:
+        node = self.nodes.get(self.core.fleet.workers[worker].node)
+        if node is not None:
+            await self._send(node.peer, message)
+
+    def _set_timer(self, decision: de.SetTimer) -> None:
+        timer = self._timers.pop(decision.name, None)
+        if timer is not None:
+            timer.cancel()
+        if decision.after_s > 0:
+            fire = ev.TimerFired(name=decision.name)
+            self._timers[decision.name] = asyncio.get_running_loop().call_later(decision.after_s, self.post, fire)
+
+    def step_parts(self, step: int) -> StepParts:
+        return self.parts.setdefault(step, StepParts())
+
+    # --- what workers report ---------------------------------------------------------------------------------------
+
+    def on_worker(self, message: wire.FromWorker | wire.WorkerExited) -> None:
+        """A worker's report becomes an event; what the core need not see stays here."""
+        match message:
+            case wire.WorkerReady():
+                self.post(ev.WorkerReady(worker=message.worker, version=message.version))
+            case wire.WorkerExited():
+                for task_id in [t for t, r in self.tasks.items() if r.worker == message.worker]:
+                    self.tasks.pop(task_id).job.fail(message.reason)
+                self.post(ev.WorkerDied(worker=message.worker, reason=message.reason))
+            case wire.TaskStarted():
+                self._task_started(message.task)
+            case wire.TaskEnded():
+                self._task_ended(message.task)
+            case wire.Admitted():
+                self.post(ev.SequenceAdmitted(step=message.step, ids=tuple(message.ids)))
+            case wire.SegmentsClosed():
+                segments = tuple(
+                    ev.SegmentInfo(
+                        id=s.id, idx=s.idx, num_tokens=s.num_tokens, version=s.version, finish=ev.Finish(s.finish)
+                    )
+                    for s in message.segments
+                )
+                self.post(ev.SegmentClosed(task=message.task, segments=segments))
+            case wire.VerdictsGiven():
+                verdicts = tuple(ev.VerdictInfo(id=v.id, score=v.score, failure=v.failure) for v in message.verdicts)
+                self.post(ev.VerdictGiven(task=message.task, verdicts=verdicts))
+            case wire.VersionLoaded():
+                self.post(ev.VersionLoaded(worker=message.worker, version=message.version))
+            case wire.UpdateFailed():
+                self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))
+            case wire.Counts():
+                pass  # the status file reads the ledger; a monitor is to read these
+
+    def _task_started(self, task_id: str) -> None:
+        task = self.tasks.get(task_id)
+        if task is not None:
+            task.started = time.monotonic()
+            self.latencies.append(task.started - task.submitted)
+            self.post(ev.TaskStarted(task=task_id))
+
+    def _task_ended(self, task_id: str) -> None:
+        task = self.tasks.pop(task_id, None)
+        if task is None:
+            return
+        task.job.finish()
+        ok, result, error = task.job.outcome()
+        metrics = dict(result.get("metrics", {})) if ok else {}
+        if task.stage == "checkpoint":
+            self.step_parts(task.step + 1).save_s = time.monotonic() - task.submitted
+        else:
+            self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
+        if ok and task.stage == "publish":
+            self._probes[task.step] = msgspec.convert(result["probe"], wire.Probe)
+        self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=error))

@@ -1,0 +1,76 @@
+"""status.json: what a run is doing now, for `status`, `logs` and the progress display.
+
+Readers never open the queue or unpickle: this file, metrics.jsonl and summary.json are all they need. It is replaced
+in one step, at most four times a second while the run goes on.
+"""
+
+import time
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.core.core import Core
+from pipeline.core.dag import Progress
+from pipeline.run_folder import RunFolder, write_json
+
+_PERIOD_S = 0.25
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None if there is none. With the pid it names a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+class StatusFile:
+    """Owned by the controller. `pid` and `pid_start` together name its process beyond the reuse of pids."""
+
+    def __init__(self, run: RunFolder, config: Config, attempt: int, pid: int) -> None:
+        self._run = run
+        self._written = 0.0
+        self.value: dict[str, Any] = {
+            "run": run.name,
+            "status": "starting",
+            "attempt": attempt,
+            "pid": pid,
+            "pid_start": start_ticks(pid),
+            "started": time.time(),
+            "updated": time.time(),
+            "step": 0,
+            "total_steps": config.trainer.total_training_steps,
+            "version": 0,
+            "stage": "",
+            "sequences": {},
+            "workers": [],
+            "error": None,
+            "mlflow": None,
+            "cluster": config.cluster.kind,
+        }
+
+    def show(self, core: Core) -> None:
+        """Write the ledger's state, unless that was done a moment ago."""
+        if time.monotonic() - self._written < _PERIOD_S:
+            return
+        open_steps = [s for s in core.steps.values() if not s.is_closed]
+        step = open_steps[-1] if open_steps else None
+        running = [n for s in open_steps for n, p in s.stages.items() if p is Progress.RUNNING]
+        counts: dict[str, int] = {}
+        for sequence in core.sequences.of_step(step.step) if step else ():
+            counts[sequence.state] = counts.get(sequence.state, 0) + 1
+        self.write(
+            step=step.step if step else self.value["step"],
+            version=core.versions.current,
+            stage=", ".join(running),
+            sequences=counts,
+            workers=[
+                {"name": w.name, "role": w.role, "node": w.node, "state": w.state} for w in core.fleet.workers.values()
+            ],
+        )
+
+    def write(self, **changes: Any) -> None:
+        self.value |= changes | {"updated": time.time()}
+        self._written = time.monotonic()
+        write_json(self._run.status, self.value, durable=False)
