@@ -146,6 +146,14 @@ class Core:
             case ev.CancelAsked():
                 self._stop(event.reason)
 
+    def window(self, step: int) -> tuple[list[tuple[str, float, float]], float, float]:
+        """The spans of what ran since the step before was recorded, and the begin and end of that time."""
+        this, before = self.steps[step], self.steps.get(step - 1)
+        spans = this.spans() + (before.spans() if before else [])
+        ended = this.started["record"]
+        began = (before.started if before else {}).get("record") or min(s for _, s, _ in this.spans())
+        return spans, began, ended
+
     def _restore(self, event: ev.RunRestored) -> None:
         self.versions.current = event.version
         first = StepProgress.closed(event.version)
@@ -227,7 +235,7 @@ class Core:
                 self.steps[newest + 1] = StepProgress.open(newest + 1, self.plan.skipped(newest + 1))
         for number in sorted(self.steps):
             step = self.steps[number]
-            if step.is_closed and number + 1 in self.steps and self.steps[number + 1].is_over("train"):
+            if step.is_closed and number + 1 in self.steps and self.steps[number + 1].is_closed:
                 del self.steps[number]
             elif not step.is_closed and not self._is_abandoned(step):
                 yield step

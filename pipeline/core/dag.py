@@ -120,9 +120,9 @@ class StepProgress:
         self.tasks.pop(stage)
         self.ended[stage] = now
 
-    def seconds(self) -> dict[str, float]:
-        """Duration of each stage that has ended."""
-        return {s: self.ended[s] - self.started[s] for s in self.ended}
+    def spans(self) -> list[tuple[str, float, float]]:
+        """Stage, begin and end, of each stage that has ended."""
+        return [(stage, self.started[stage], end) for stage, end in self.ended.items()]
 
 
 def is_ready(stage: Stage, this: StepProgress, before: StepProgress) -> bool:

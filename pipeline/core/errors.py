@@ -38,6 +38,10 @@ class RestartsExceeded(RunError):
     """A worker died again and again without progress in between."""
 
 
+class QueueDamaged(RunError):
+    """Bytes of the queue that the index calls durable are missing or changed."""
+
+
 class UpdateRefused(PivotError):
     """Names, shapes or dtypes of a weight update do not match; nothing was changed."""
 
@@ -48,6 +52,17 @@ class WeightsUnavailable(PivotError):
 
 class Fenced(PivotError):
     """A message or write of an older attempt."""
+
+
+class ChannelBroken(PivotError):
+    """A peer's frame is missing or undecodable, or it is not connected (any more)."""
+
+    def __init__(self, reason: str, peer: bytes = b"") -> None:
+        super().__init__(reason, peer)
+        self.peer = peer
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotOwner(PivotError):

@@ -1,0 +1,238 @@
+"""An engine without a model: it passes the contract suite of the real one, in milliseconds and without torch.
+
+It keeps what matters to its callers: a KV budget and a batch limit, waiting and preemption, time that depends on the
+batch, aborts at token boundaries, weight versions that show in every logprob, and faults when told so.
+"""
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.config import EngineOptions
+from pipeline.core.errors import UpdateRefused
+from pipeline.gps.segment import EMULATED_NAME
+from pipeline.gps.store import Reader
+from pipeline.simulator.cost_model import cost_model
+from pipeline.wire import Probe
+from stages.engines import stream
+from stages.engines.base import EngineCounts, Output, Request
+from stages.engines.check import check_request
+from stages.weights.compare import differing
+
+
+class Fault(BaseModel):
+    """`raise`, `hang` or `die` (exit at once) in the engine's `step`, counted from 1; or `refuse` the update to
+    `version`. With `once`, the path of a marker file, it happens only to who creates that file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["raise", "hang", "die", "refuse"]
+    step: int = 0
+    version: int = 0
+    once: str = ""
+
+
+class EmulatedOptions(BaseModel):
+    """`rollout.engine.options` and `reward.genrm.engine.options` of an emulated engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    median_tokens: float = 32.0  # of a response; log-normal with `sigma`
+    sigma: float = 0.5
+    script: Literal["", "judge"] = ""  # judge: every response is a critique that ends with a verdict
+    vocab_size: int = stream.VOCAB_SIZE
+    kv_bytes_per_token: int = 1024
+    profile: str = "instant"  # of pipeline.simulator.cost_model
+    step_s: float = 0.0  # added to every step
+    time_scale: float = 1.0
+    faults: list[Fault] = []
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: Request
+    seed: int
+    length: int  # tokens that this request would generate, the stop token among them
+    script: list[int]  # what it says instead of the stream
+    generated: list[int] = field(default_factory=list)
+
+    @property
+    def context(self) -> int:
+        return len(self.request.prompt_ids) + len(self.generated)
+
+
+class EmulatedEngine:
+    """The arguments are those of VllmEngine; `model_path` and `dtype` play no part."""
+
+    def __init__(
+        self,
+        model_path: str,
+        dtype: str,
+        options: EngineOptions,
+        max_model_len: int,
+        reader: Reader,
+        seed: int,
+        *,
+        structured: bool = True,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self._options = EmulatedOptions.model_validate(options.options)
+        self._cost = cost_model(self._options.profile)
+        self._budget = options.kv_cache_bytes // self._options.kv_bytes_per_token
+        if self._budget < max_model_len:
+            raise ValueError(
+                f"kv_cache_bytes {options.kv_cache_bytes} hold {self._budget} tokens of "
+                f"{self._options.kv_bytes_per_token} bytes each: not one sequence of {max_model_len}"
+            )
+        self._max_num_seqs = options.max_num_seqs
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._entries = dict(reader.entries)
+        self._content = stream.content_of(reader)
+        self.version = reader.version
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._num_requests = self._num_steps = self._num_tokens = 0
+
+    def add(self, request: Request) -> None:
+        check_request(request, max_model_len=self._max_model_len, vocab_size=self._options.vocab_size)
+        if any(sequence.request.id == request.id for sequence in (*self._running, *self._waiting)):
+            raise ValueError(f"request {request.id} is already here")
+        self._num_requests += 1
+        seed = request.seed if request.seed is not None else (self._seed << 64) + self._num_requests
+        if request.temperature == 0:
+            seed = 0  # greedy: the same whatever the seed
+        start = stream.begin(request.prompt_ids, seed, request.stop_ids)
+        length = stream.length_of(seed, self._options.median_tokens, self._options.sigma)
+        left = max(1, length - (len(request.prompt_ids) - start))
+        self._waiting.append(_Sequence(request, seed, left, self._script(request)))
+
+    def step(self) -> list[Output]:
+        if not self.has_unfinished():
+            return []
+        self._num_steps += 1
+        self._fail_if_told()
+        self._preempt()
+        prefill = self._admit()
+        time.sleep(self._step_seconds(prefill))
+        outputs = [self._advance(sequence) for sequence in self._running]
+        self._running = [s for s, output in zip(self._running, outputs, strict=True) if not output.finish]
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def abort(self, ids: Sequence[str] | None = None) -> list[Output]:
+        present = [s.request.id for s in (*self._running, *self._waiting)]
+        aborted = present if ids is None else [id for id in present if id in set(ids)]
+        gone = set(aborted)
+        self._running = [s for s in self._running if s.request.id not in gone]
+        self._waiting = deque(s for s in self._waiting if s.request.id not in gone)
+        return [Output(id=id, finish="abort") for id in aborted]
+
+    def load(self, reader: Reader, probe: Probe | None = None) -> None:
+        if self.has_unfinished():
+            raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
+        if any(f.kind == "refuse" and f.version == reader.version and _is_mine(f) for f in self._options.faults):
+            raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
+        if differences := differing(reader.entries, self._entries):
+            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+        self._content = stream.content_of(reader)
+        self.version = reader.version
+        if probe is not None:
+            _check(probe, reader)
+
+    def counts(self) -> EngineCounts:
+        return EngineCounts(running=len(self._running), waiting=len(self._waiting), num_tokens=self._num_tokens)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _script(self, request: Request) -> list[int]:
+        if request.choices:
+            text = stream.choice_of(request.prompt_ids, request.choices)
+        elif self._options.script == "judge":
+            text = stream.verdict_text(request.prompt_ids)
+        else:
+            text = ""
+        if request.regex and not re.fullmatch(request.regex, text):
+            raise ValueError(f"request {request.id}: the emulated engine says nothing that fits {request.regex!r}")
+        return [*stream.text_ids(text), *(request.stop_ids[:1] or [stream.END_ID])] if text else []
+
+    def _preempt(self) -> None:
+        """The youngest give way when the running ones would outgrow the KV budget; they keep their tokens."""
+        while sum(s.context + 1 for s in self._running) > self._budget:
+            self._waiting.appendleft(self._running.pop())
+
+    def _admit(self) -> int:
+        used, prefill = sum(s.context + 1 for s in self._running), 0
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            needed = self._waiting[0].context + 1
+            if used + needed > self._budget:
+                break
+            used, prefill = used + needed, prefill + needed - 1
+            self._running.append(self._waiting.popleft())
+        return prefill
+
+    def _step_seconds(self, prefill: int) -> float:
+        context = sum(s.context for s in self._running)
+        cost = self._cost.step_seconds(num_sequences=len(self._running), context_tokens=context, prefill_tokens=prefill)
+        return cost * self._options.time_scale + self._options.step_s
+
+    def _advance(self, sequence: _Sequence) -> Output:
+        request, position, count = sequence.request, sequence.context, len(sequence.generated)
+        if sequence.script:
+            token = sequence.script[count]
+        elif request.stop_ids and count + 1 >= sequence.length:
+            token = request.stop_ids[0]
+        else:
+            token = stream.token_at(sequence.seed, position, request.stop_ids)
+        sequence.generated.append(token)
+        self._num_tokens += 1
+        finish = ""
+        if token in request.stop_ids or count + 1 == len(sequence.script):
+            finish = "stop"
+        elif count + 1 == request.max_tokens or sequence.context == self._max_model_len:
+            finish = "length"
+        logprobs = [stream.logprob_at(self.version, self._content, position, token)] if request.logprobs else []
+        return Output(id=request.id, tokens=[token], logprobs=logprobs, finish=finish)
+
+    def _fail_if_told(self) -> None:
+        for fault in self._options.faults:
+            if fault.step != self._num_steps or fault.kind == "refuse" or not _is_mine(fault):
+                continue
+            if fault.kind == "die":
+                os._exit(1)
+            if fault.kind == "hang":
+                threading.Event().wait()
+            raise RuntimeError(f"the engine fails in step {fault.step}, as options.faults say")
+
+
+def _is_mine(fault: Fault) -> bool:
+    if not fault.once:
+        return True
+    try:
+        Path(fault.once).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _check(probe: Probe, reader: Reader) -> None:
+    if EMULATED_NAME not in reader.entries:
+        raise RuntimeError("the emulated engine cannot answer the probe of a real model")
+    token, logprob = stream.greedy_answer(reader)
+    for wanted, expected in zip(probe.tokens, probe.logprobs, strict=True):
+        if wanted != token or abs(expected - logprob) > probe.tolerance:
+            raise RuntimeError(
+                f"version {reader.version} is not the trainer's: the probe wants token {wanted} with logprob "
+                f"{expected:.6f}, the engine has token {token} with {logprob:.6f}"
+            )

@@ -1,0 +1,200 @@
+"""vLLM behind the engine port: in this process, one thread, weights from the GPS alone.
+
+Tokens go in and out as ids. After each `step` vLLM is at a token boundary (nothing is in flight), and all tokens
+that it made have been returned: an abort loses nothing.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from pipeline.config import EngineOptions
+from pipeline.core.errors import UpdateRefused
+from pipeline.gps.store import Reader
+from pipeline.wire import Probe
+from stages.engines.base import EngineCounts, Output, Request
+from stages.engines.check import check_request
+from stages.engines.vllm_extension import (
+    LOAD_FORMAT,
+    Weights,
+    prepare_cpu,
+    reload_weights,
+    remove_rendezvous_file,
+    request_counts,
+)
+from stages.weights.compare import differing
+from stages.weights.tensors import views
+
+_PROBE_ID = "probe-"
+_PROBE_TOP = 5
+
+
+class VllmEngine:
+    """One in-process engine (tensor parallel size 1).
+
+    `model_path`: the folder of config.json and, if `structured`, the tokenizer; its weight files are not read.
+    `structured`: whether requests may have `choices` or `regex`. `seed`: of requests without one of their own.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        dtype: str,
+        options: EngineOptions,
+        max_model_len: int,
+        reader: Reader,
+        seed: int,
+        *,
+        structured: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            prepare_cpu()
+        weights = self.weights_of(reader)
+        arguments = {
+            "model": model_path,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": options.max_num_seqs,
+            "kv_cache_memory_bytes": options.kv_cache_bytes,
+            "enable_prefix_caching": options.enable_prefix_caching,
+            "seed": seed,
+            "skip_tokenizer_init": not structured,
+            "trust_remote_code": trust_remote_code,
+            "load_format": LOAD_FORMAT,
+            "model_loader_extra_config": {"weights": weights},
+            "generation_config": "vllm",  # sampling comes from the request alone, never from the model's folder
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
+            "async_scheduling": False,  # else a step's tokens are still in flight when it returns
+            "enforce_eager": on_cpu,
+            "disable_log_stats": True,
+            **options.options,
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM about itself
+            config = EngineArgs(**arguments).create_engine_config()
+            self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        remove_rendezvous_file()
+        config.load_config.model_loader_extra_config = {}  # the views end with the reader
+        self._table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        self._max_model_len = max_model_len
+        self._vocab_size = config.model_config.get_vocab_size()
+        self._structured = structured
+        self._unfinished: set[str] = set()
+        self._num_tokens = 0
+        self.version = reader.version
+
+    def add(self, request: Request) -> None:
+        check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
+        if request.id in self._unfinished:
+            raise ValueError(f"request {request.id} is already here")
+        forced = bool(request.choices or request.regex)
+        if forced and not self._structured:
+            raise ValueError(f"request {request.id}: this engine was not started for structured outputs")
+        parameters = SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            seed=request.seed,
+            stop_token_ids=list(request.stop_ids),
+            ignore_eos=not forced,  # only stop_ids stop; a grammar that is complete allows nothing but the end
+            logprobs=0 if request.logprobs else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=_structure(request) if forced else None,
+        )
+        try:
+            self._llm.add_request(request.id, tokens_input(list(request.prompt_ids)), parameters)
+        except VLLMClientError as error:
+            raise ValueError(f"request {request.id}: {error}") from error
+        self._unfinished.add(request.id)
+
+    def step(self) -> list[Output]:
+        if not self._unfinished:
+            return []
+        outputs = [_output(made) for made in self._llm.step()]
+        for output in outputs:
+            self._num_tokens += len(output.tokens)
+            if output.finish:
+                self._unfinished.discard(output.id)
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        return bool(self._unfinished)
+
+    def abort(self, ids: Sequence[str] | None = None) -> list[Output]:
+        wanted = self._unfinished if ids is None else self._unfinished.intersection(ids)
+        aborted = sorted(wanted)
+        self._llm.abort_request(aborted)
+        self._unfinished.difference_update(aborted)
+        return [Output(id=id, finish="abort") for id in aborted]
+
+    def load(self, reader: Reader, probe: Probe | None = None) -> None:
+        if self._unfinished:
+            raise RuntimeError(f"weights cannot change under {len(self._unfinished)} unfinished requests")
+        weights = views(reader)
+        table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        if differences := differing(table, self._table):
+            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+        self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader).items(),))
+        self.drop_caches()
+        self.version = reader.version
+        if probe is not None:
+            self._check(probe)
+
+    def weights_of(self, reader: Reader) -> Weights:
+        """The tensors that go into the model: a seam, by which tests leave one out."""
+        return views(reader)
+
+    def drop_caches(self) -> None:
+        """Forget everything computed with old weights: a seam, by which tests show that it is needed."""
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be reset: some of its blocks are still in use")
+
+    def counts(self) -> EngineCounts:
+        running, waiting = request_counts(self._llm)
+        return EngineCounts(running=running, waiting=waiting, num_tokens=self._num_tokens)
+
+    def close(self) -> None:
+        """Free the engine. A process has one: this also ends what engines of a process share."""
+        self._llm.engine_core.shutdown()
+
+    def _check(self, probe: Probe) -> None:
+        """The trainer's greedy token must be, within the tolerance, a most likely one with the trainer's logprob."""
+        parameters = SamplingParams(max_tokens=1, temperature=0, logprobs=_PROBE_TOP, detokenize=False, ignore_eos=True)
+        for number, prompt in enumerate(probe.prompts):
+            self._llm.add_request(f"{_PROBE_ID}{number}", tokens_input(prompt), parameters)
+        answers: dict[str, dict[int, float]] = {}
+        while self._llm.has_unfinished_requests():
+            for made in self._llm.step():
+                if made.finished:
+                    answers[made.request_id] = {token: p.logprob for token, p in made.outputs[0].logprobs[0].items()}
+        for number, (token, expected) in enumerate(zip(probe.tokens, probe.logprobs, strict=True)):
+            likely = answers[f"{_PROBE_ID}{number}"]
+            got, best = likely.get(token), max(likely.values())
+            if got is None or abs(got - expected) > probe.tolerance or best - got > probe.tolerance:
+                raise RuntimeError(
+                    f"version {self.version} is not the trainer's: after probe prompt {number} token {token} should "
+                    f"be the most likely with logprob {expected:.6f}, but the engine has {got} for it and {best:.6f} "
+                    f"for its own (tolerance {probe.tolerance:g})"
+                )
+
+
+def _structure(request: Request) -> StructuredOutputsParams:
+    if request.choices:
+        return StructuredOutputsParams(choice=list(request.choices))
+    return StructuredOutputsParams(regex=request.regex)
+
+
+def _output(made: RequestOutput) -> Output:
+    new = made.outputs[0]
+    tokens = list(new.token_ids)
+    logprobs = [of[token].logprob for of, token in zip(new.logprobs, tokens, strict=True)] if new.logprobs else []
+    return Output(id=made.request_id, tokens=tokens, logprobs=logprobs, finish=new.finish_reason or "")

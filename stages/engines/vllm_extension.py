@@ -1,0 +1,97 @@
+"""The private parts of vLLM 0.32 that in-place weight updates need; everything else uses its public surface.
+
+What the CPU platform does silently wrong without the care taken here, each proven by a test in tests/engines:
+  * After loading, linear layers keep a packed copy and an EMPTY parameter. Loading into the parameters fails or does
+    nothing, so an update goes through vLLM's layerwise reload, which makes the parameters anew and packs them again.
+  * The reload of an experts layer skips the packing if the layer already has a kernel: it answers with old weights.
+  * A tied head shares the embedding's parameter but has a packed copy of its own: it keeps the old weights.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from vllm.config import ModelConfig, set_current_vllm_config
+from vllm.config.load import LoadConfig
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.worker.worker_base import WorkerBase
+
+LOAD_FORMAT = "gps"
+
+Weights = dict[str, torch.Tensor]
+
+
+@register_model_loader(LOAD_FORMAT)
+class GpsLoader(BaseModelLoader):
+    """Gives a starting engine the tensors in `model_loader_extra_config["weights"]` instead of the model's files."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(load_config)
+        self._extra = load_config.model_loader_extra_config
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Nothing to do: the weights are in memory."""
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        """Raises ValueError if the tensors are not all that the model wants, or more."""
+        loaded = model.load_weights(iter(self._extra["weights"].items()))
+        lost = sorted({name for name, _ in model.named_parameters()} - loaded)
+        if lost:
+            raise ValueError(f"{model_config.model}: the weight store has nothing for {lost[:4]} ({len(lost)} in all)")
+
+
+def prepare_cpu() -> None:
+    """Before the first engine of a process is made on a CPU."""
+    # The first request for logprobs would compile one small function for 3 to 35 s.
+    torch._dynamo.config.disable = True
+    # Linux gives AMX tiles only to who asks; without, the first use is an illegal instruction.
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+
+
+def reload_weights(worker: WorkerBase, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Replace all weights of a live engine in place; addresses that others hold stay valid.
+
+    The caller has checked that names, shapes and dtypes are those of the model: a layer for which something is
+    missing would keep its old weights or get uninitialised ones, without an error.
+    """
+    runner = worker.model_runner
+    model = runner.get_model()
+    on_cpu = worker.device.type == "cpu"
+    if on_cpu:
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if isinstance(method, UnquantizedFusedMoEMethod):
+                method.moe_kernel = None  # else the experts are not packed again
+    runner.reload_weights(weights_iterator=weights)
+    if on_cpu:
+        _pack_tied_head(model, worker)
+
+
+def _pack_tied_head(model: torch.nn.Module, worker: WorkerBase) -> None:
+    head = getattr(model, "lm_head", None)
+    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+    if head is None or embedding is None or head is embedding:
+        return
+    if head.weight.data_ptr() == embedding.weight.data_ptr():
+        with set_current_vllm_config(worker.vllm_config):
+            head.quant_method.process_weights_after_loading(head)
+
+
+def remove_rendezvous_file() -> None:
+    """The file by which an engine's processes find each other; with one process nobody will ask for it, and in a
+    worker that is killed it would stay for ever."""
+    name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own note; on a CPU only
+    if name:
+        Path(tempfile.gettempdir(), name).unlink(missing_ok=True)
+
+
+def request_counts(llm: LLMEngine) -> tuple[int, int]:
+    """Requests running and waiting in an engine that lives in this process."""
+    running, waiting = llm.engine_core.engine_core.scheduler.get_request_counts()
+    return running, waiting

@@ -1,0 +1,76 @@
+"""Weights as torch tensors: views over the GPS, and a trainer's parameters under their canonical names.
+
+Shape legend: E experts, I the experts' inner size, H hidden size.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from pipeline.core.errors import UpdateRefused
+from pipeline.gps.store import Reader, Writer
+from stages.weights.compare import differing
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_FUSED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<kind>gate_up_proj|down_proj)")
+
+
+def views(held: Reader | Writer) -> dict[str, torch.Tensor]:
+    """Every tensor of the version that is held, in sorted order of names, without a copy.
+
+    Of a Reader they are read-only, although torch cannot know it: writing to one ends the process.
+    """
+    buffer = held.buffer
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return {
+            name: torch.frombuffer(
+                buffer, dtype=_DTYPES[e.dtype], offset=e.offset, count=e.nbytes // _DTYPES[e.dtype].itemsize
+            ).view(e.shape)
+            for name, e in held.entries.items()
+        }
+
+
+def canonical(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters of a transformers model under the names of its checkpoint files, as views.
+
+    In memory the experts of a layer are one tensor (gate_up_proj [E, 2I, H], down_proj [E, H, I]); in checkpoints
+    each expert has its own gate_proj [I, H], up_proj [I, H] and down_proj [H, I].
+    """
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in parameters.items():
+        fused = _FUSED_EXPERTS.fullmatch(name)
+        if fused is None:
+            named[name] = tensor
+            continue
+        for expert, part in enumerate(tensor):
+            prefix = f"{fused['prefix']}.{expert}"
+            if fused["kind"] == "down_proj":
+                named[f"{prefix}.down_proj.weight"] = part
+            else:
+                named[f"{prefix}.gate_proj.weight"], named[f"{prefix}.up_proj.weight"] = part.chunk(2)
+    return named
+
+
+@torch.no_grad()
+def publish(parameters: Mapping[str, torch.Tensor], writer: Writer) -> None:
+    """Copy a model's parameters (`model.state_dict()`) into the slot, rounding to its dtype.
+
+    Raises UpdateRefused before anything is written unless names and shapes are exactly those of the slot. Only a tied
+    head, which is the embedding under a second name, may be more than the slot has.
+    """
+    named, target = canonical(parameters), views(writer)
+    if "lm_head.weight" in named and "lm_head.weight" not in target and _is_tied(named):
+        del named["lm_head.weight"]
+    differences = differing({n: t.shape for n, t in named.items()}, {n: t.shape for n, t in target.items()})
+    if differences:
+        raise UpdateRefused(f"version {writer.version} does not fit the weight store: {differences}")
+    for name, tensor in target.items():
+        tensor.copy_(named[name])
+
+
+def _is_tied(named: Mapping[str, torch.Tensor]) -> bool:
+    embedding = named.get("model.embed_tokens.weight")
+    return embedding is not None and embedding.data_ptr() == named["lm_head.weight"].data_ptr()

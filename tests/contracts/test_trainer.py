@@ -1,0 +1,190 @@
+"""What every trainer promises, on every trainer."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pipeline.checkpoint import Checkpoint, CheckpointStore
+from pipeline.config import Config
+from pipeline.core.errors import RunError, StageFailed
+from pipeline.gps.store import Store
+from stages.rl.base import Trainer
+from stages.rl.emulated import EmulatedTrainer
+from stages.rl.trainer import HfTrainer
+from tests.fakes.stores import weight_store
+from tests.fakes.tiny_policy import make_config, make_rows, write_model
+
+NAMES = {
+    *(f"critic/{what}/{how}" for what in ("score", "advantages") for how in ("mean", "max", "min")),
+    *(f"actor/{what}" for what in ("pg_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "entropy", "grad_norm", "lr")),
+    *(f"response_length/{what}" for what in ("mean", "max", "min", "clip_ratio")),
+    "prompt_length/mean",
+    *(f"mismatch/{how}_abs_logprob_diff" for how in ("max", "mean")),
+    *(f"train/{what}" for what in ("num_tokens", "num_sequences", "num_groups_used", "nonfinite_updates")),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.set_num_threads(1)
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["single", "emulated"])
+def config(request, model) -> Config:
+    is_emulated = request.param == "emulated"
+    return make_config("emulated" if is_emulated else model, trainer__strategy=request.param)
+
+
+@pytest.fixture
+def make(config) -> Callable[[], Trainer]:
+    kind = EmulatedTrainer if config.trainer.strategy == "emulated" else HfTrainer
+    return lambda: kind(config)
+
+
+@pytest.fixture
+def store(config):
+    with weight_store(config.model.policy.path) as made:
+        yield made
+
+
+def weights_in(store: Store, version: int) -> dict[str, bytes]:
+    with store.read(version, 1.0) as reader:
+        return {
+            name: bytes(reader.buffer[entry.offset : entry.offset + entry.nbytes])
+            for name, entry in reader.entries.items()
+        }
+
+
+def publish(trainer: Trainer, store: Store) -> dict[str, bytes]:
+    with store.write(trainer.version, 1.0) as writer:
+        trainer.publish(writer)
+    store.seal(trainer.version)
+    return weights_in(store, trainer.version)
+
+
+def test_starts_as_version_0_from_the_store_and_from_the_folder_alike(config, make, store, tmp_path):
+    with store.read(0, 1.0) as reader:
+        from_store = type(make())(config, reader)
+    assert from_store.version == 0
+    first, second = (Checkpoint(t.save(str(tmp_path / n))) for n, t in (("a", from_store), ("b", make())))
+    assert first.read("model/model.safetensors") == second.read("model/model.safetensors")
+
+
+def test_a_reader_of_another_version_is_refused(config, make, store):
+    trainer = make()
+    trainer.train(make_rows(1), 1)
+    publish(trainer, store)
+    with store.read(1, 1.0) as reader, pytest.raises(ValueError, match="not from version 1"):
+        type(trainer)(config, reader)
+
+
+def test_a_step_gives_the_next_version_and_its_metrics(make):
+    trainer = make()
+    rows = make_rows(1, scores=[1.0, 0.0, None, 1.0] + [0.0] * 4 + [0.0, 1.0] * 4)
+    metrics = trainer.train(rows, 1)
+    assert trainer.version == 1
+    assert set(metrics) == NAMES
+    assert all(type(value) is float for value in metrics.values())
+    lengths = [len(row.tokens) for row in rows]
+    used = lengths[:2] + lengths[3:4] + lengths[8:]
+    assert metrics["train/num_sequences"] == 16
+    assert metrics["train/num_groups_used"] == 3
+    assert metrics["train/num_tokens"] == sum(used)
+    assert metrics["critic/score/mean"] == pytest.approx(6 / 15)
+    assert metrics["response_length/max"] == max(lengths)
+    assert metrics["response_length/mean"] == pytest.approx(sum(lengths) / 16)
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_only_the_next_step_is_trained(make, step):
+    trainer = make()
+    trainer.train(make_rows(1), 1)
+    with pytest.raises(StageFailed, match=f"step {step} .* version 1"):
+        trainer.train(make_rows(step), step)
+    assert trainer.version == 1
+    trainer.train(make_rows(2), 2)
+
+
+def test_publish_writes_the_weights_and_training_changes_them(make, store):
+    trainer = make()
+    base = weights_in(store, 0)
+    trainer.train(make_rows(1), 1)
+    first = publish(trainer, store)
+    assert set(first) == set(base) and all(first[name] != base[name] for name in base)
+    assert weights_in(store, 0) == base  # the other slot
+    trainer.train(make_rows(2), 2)
+    assert publish(trainer, store) != first
+
+
+def test_probe_repeats_and_tells_versions_apart(make):
+    trainer = make()
+    before = trainer.probe()
+    assert before == trainer.probe()
+    assert len(before.prompts) == len(before.tokens) == len(before.logprobs) > 0
+    trainer.train(make_rows(1), 1)
+    after = trainer.probe()
+    assert after != before and trainer.probe() == after
+
+
+def test_same_batches_same_weights(make, tmp_path):
+    saved = []
+    for name in ("a", "b"):
+        trainer = make()
+        trainer.train(make_rows(1), 1)
+        saved.append(Checkpoint(trainer.save(str(tmp_path / name))).read("model/model.safetensors"))
+    assert saved[0] == saved[1]
+    other = make()
+    other.train(make_rows(2), 1)
+    assert Checkpoint(other.save(str(tmp_path / "c"))).read("model/model.safetensors") != saved[0]
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_r12_three_and_three_steps_are_six(make, scheme, tmp_path):
+    """Bit for bit: the saved weights, optimizer and state; and each step's metrics."""
+    uri = str(tmp_path) if scheme == "file" else f"memory:/{tmp_path}"
+    straight = make()
+    metrics = [straight.train(make_rows(step), step) for step in range(1, 7)]
+    first = make()
+    again = [first.train(make_rows(step), step) for step in range(1, 4)]
+    path = first.save(f"{uri}/resumed")
+    resumed = make()
+    torch.manual_seed(12345)  # whatever the process did before
+    resumed.load(path)
+    assert resumed.version == 3
+    again += [resumed.train(make_rows(step), step) for step in range(4, 7)]
+    assert again == metrics
+    ends = [Checkpoint(straight.save(f"{uri}/straight")), Checkpoint(resumed.save(f"{uri}/resumed"))]
+    assert ends[0].files == ends[1].files  # names, sizes and hashes
+    assert resumed.probe() == straight.probe()
+
+
+def test_save_names_the_trainers_own_version_and_is_idempotent(make, tmp_path):
+    trainer = make()
+    trainer.train(make_rows(1), 1)
+    path = trainer.save(str(tmp_path))
+    assert path == str(tmp_path / "step_1") == trainer.save(str(tmp_path))
+    assert CheckpointStore(str(tmp_path)).newest_complete() == (1, path, [])
+    assert Checkpoint(path).read_json("state.json")["version"] == 1
+
+
+def test_a_damaged_checkpoint_is_not_loaded(make, tmp_path):
+    trainer = make()
+    trainer.train(make_rows(1), 1)
+    path = trainer.save(str(tmp_path))
+    file = tmp_path / "step_1" / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(RunError, match="damaged"):
+        make().load(path)
+
+
+def test_a_batch_of_nothing_is_a_step_too(make):
+    trainer = make()
+    before = trainer.probe()
+    assert trainer.train([], 1)["train/num_sequences"] == 0
+    assert trainer.version == 1
+    if isinstance(trainer, HfTrainer):
+        assert trainer.probe() == before

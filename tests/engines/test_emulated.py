@@ -1,0 +1,208 @@
+"""What the emulated engine promises beyond the contract: everything it says is a pure function."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config import Config
+from pipeline.core.errors import UpdateRefused
+from stages.engines.base import Engine, Output, Request
+from stages.engines.emulated import EmulatedEngine
+from tests.engines.tiny import Rig, collect, drain, run
+
+STOP = (2,)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig.create("emulated")
+    yield rig
+    rig.close()
+
+
+def start(rig: Rig, max_num_seqs: int = 64, kv_cache_bytes: int = 1 << 20, **options: object) -> Engine:
+    return rig.start(EmulatedEngine, max_num_seqs=max_num_seqs, kv_cache_bytes=kv_cache_bytes, options=options)
+
+
+def ask(id: str, seed: int, prompt: list[int] | None = None, max_tokens: int = 300, **more: object) -> Request:
+    return Request(
+        id=id, prompt_ids=prompt or [1, 70, 71 + seed % 9], max_tokens=max_tokens, seed=seed, stop_ids=STOP, **more
+    )
+
+
+def test_a_cut_sequence_goes_on_as_if_it_had_not_been_cut(rig: Rig) -> None:
+    whole = run(start(rig), [ask(f"r{n}", n) for n in range(20)])
+    assert {o.finish for o in whole.values()} == {"stop"}
+    first, second = start(rig), start(rig, max_num_seqs=3)
+    said: dict[str, Output] = {}
+    for n in range(20):
+        first.add(ask(f"r{n}", n))
+    for _ in range(9):
+        collect(said, first.step())
+    collect(said, first.abort())
+    cut = {id: output for id, output in said.items() if output.finish == "abort"}
+    assert cut
+    rest = run(
+        second, [ask(id, int(id[1:]), [*ask(id, int(id[1:])).prompt_ids, *o.tokens], 291) for id, o in cut.items()]
+    )
+    for id, output in cut.items():
+        assert output.tokens + rest[id].tokens == whole[id].tokens
+        assert output.logprobs + rest[id].logprobs == whole[id].logprobs
+        assert rest[id].finish == "stop"
+
+
+def test_lengths_follow_the_options(rig: Rig) -> None:
+    said = run(start(rig, median_tokens=20, sigma=0.4), [ask(f"r{n}", n) for n in range(400)])
+    lengths = [len(o.tokens) for o in said.values()]
+    assert statistics.median(lengths) == pytest.approx(20, abs=1.5)
+    logs = np.log(lengths)
+    assert float(logs.std()) == pytest.approx(0.4, abs=0.05)
+
+
+def test_the_kv_budget_bounds_what_runs_and_changes_nothing_that_is_said(rig: Rig) -> None:
+    requests = [ask(f"r{n}", n, prompt=[1] + [60 + n] * 99) for n in range(12)]
+    free = run(start(rig), requests)
+    engine = start(rig, kv_bytes_per_token=2000)  # 524 tokens: four sequences at first, fewer as they grow
+    for request in requests:
+        engine.add(request)
+    said: dict[str, Output] = {}
+    running = []
+    while engine.has_unfinished():
+        collect(said, engine.step())
+        running.append(engine.counts().running)
+    assert said == free
+    assert min(len(output.tokens) for output in free.values()) > 5
+    # Five of 100 tokens and the next one fit into 524, until each has grown by four.
+    assert running[:5] == [5, 5, 5, 5, 4]
+
+
+def test_a_budget_for_less_than_one_sequence_is_refused(rig: Rig) -> None:
+    with pytest.raises(ValueError, match="not one sequence of 512"):
+        start(rig, kv_bytes_per_token=4096)
+
+
+def test_unknown_options_are_refused(rig: Rig) -> None:
+    with pytest.raises(ValueError, match="median"):
+        start(rig, median=3)
+
+
+def test_steps_take_the_time_of_the_cost_model(rig: Rig) -> None:
+    engine = start(rig, profile="h800:qwen2.5-7b", time_scale=3.0)
+    before = time.monotonic()
+    run(engine, [Request(id="a", prompt_ids=[1] * 100, max_tokens=5)])
+    # One stream: 5.5 ms to read the weights and 2.5 ms of overhead for each token, three times as slow.
+    assert 5 * 3 * 0.0080 < time.monotonic() - before < 5 * 3 * 0.0080 + 0.2
+
+
+def test_a_judge_says_a_verdict_that_depends_on_what_it_read(rig: Rig) -> None:
+    engine = start(rig, script="judge")
+    requests = [ask(f"r{n}", seed=0, prompt=[1, 80, 81 + n]) for n in range(40)]
+    texts = {id: bytes(t - 3 for t in o.tokens[:-1]).decode() for id, o in run(engine, requests).items()}
+    verdicts = [text.rpartition("Verdict: ")[2] for text in texts.values()]
+    assert set(verdicts) == {"yes", "no"} and 8 < verdicts.count("yes") < 32
+    again = run(start(rig, script="judge"), [ask("x", seed=99, prompt=[1, 80, 81 + 7])])["x"]
+    assert bytes(t - 3 for t in again.tokens[:-1]).decode() == texts["r7"] and again.finish == "stop"
+    assert run(engine, [ask("y", 1, regex=r"[\s\S]*Verdict: (yes|no)")])["y"].finish == "stop"
+    with pytest.raises(ValueError, match="says nothing that fits"):
+        engine.add(ask("z", 1, regex=r"[0-9]+"))
+
+
+def test_the_trainers_probe_is_answered(rig: Rig) -> None:
+    from stages.rl.emulated import EmulatedTrainer
+
+    trainer = EmulatedTrainer(Config.model_validate(MINIMAL))
+    engine = start(rig)
+    trainer.weights = np.random.default_rng(1).normal(size=1024).astype(np.float32)
+    with rig.store.write(1, 1) as writer:
+        trainer.publish(writer)
+    rig.store.seal(1)
+    with rig.read() as reader:
+        engine.load(reader, trainer.probe())
+    trainer.weights[1023] += 1
+    with rig.read() as reader, pytest.raises(RuntimeError, match="is not the trainer's"):
+        engine.load(reader, trainer.probe())
+
+
+def test_faults_happen_when_told_and_once(rig: Rig, tmp_path: Path) -> None:
+    marker = str(tmp_path / "raised")
+    faults = [{"kind": "raise", "step": 3, "once": marker}]
+    engine = start(rig, faults=faults)
+    engine.add(ask("a", 1))
+    engine.step()
+    engine.step()
+    with pytest.raises(RuntimeError, match="fails in step 3"):
+        engine.step()
+    survivor = start(rig, faults=faults)
+    survivor.add(ask("a", 1))
+    assert drain(survivor)["a"].finish == "stop"
+
+
+def test_a_version_can_be_refused(rig: Rig) -> None:
+    engine = start(rig, faults=[{"kind": "refuse", "version": 1}])
+    before = run(engine, [ask("a", 1)])
+    for version in (1, 2):
+        with rig.store.write(version, 1):
+            pass
+        rig.store.seal(version)
+        with rig.read() as reader:
+            if version == 1:
+                with pytest.raises(UpdateRefused, match="refused, as options"):
+                    engine.load(reader)
+                assert engine.version == 0 and run(engine, [ask("a", 1)]) == before
+            else:
+                engine.load(reader)
+    assert engine.version == 2
+
+
+def test_an_engine_can_die_or_hang(rig: Rig) -> None:
+    code = """
+import sys
+from pipeline.config import EngineOptions
+from pipeline.gps.store import Store
+from stages.engines.base import Request
+from stages.engines.emulated import EmulatedEngine
+options = EngineOptions(name="emulated", options={"faults": [{"kind": sys.argv[2], "step": 2}]})
+with Store.attach(sys.argv[1]).read(0, 1) as reader:
+    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0)
+engine.add(Request(id="a", prompt_ids=[1], max_tokens=9))
+engine.step()
+print("one step", flush=True)
+engine.step()
+print("two steps", flush=True)
+"""
+    died, hung = (
+        subprocess.Popen(
+            [sys.executable, "-c", code, rig.store.name, kind], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        for kind in ("die", "hang")
+    )
+    assert died.communicate(timeout=30)[0] == "one step\n" and died.returncode == 1
+    assert hung.stdout is not None and hung.stdout.readline() == "one step\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        hung.wait(0.1)
+    hung.kill()
+    assert hung.communicate()[0] == ""
+
+
+def test_it_loads_neither_torch_nor_vllm() -> None:
+    code = """
+import sys
+import stages.engines.emulated, stages.engines.vllm_start, stages.engines.torch_start
+print([m for m in ("torch", "vllm", "transformers", "pyarrow") if m in sys.modules])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout == "[]\n"
+
+
+MINIMAL = {
+    "model": {"policy": {"path": "emulated"}, "genrm": {"path": "emulated"}},
+    "data": {"train_files": ["x"]},
+    "reward": {"genrm": {"template": "x"}},
+    "trainer": {"total_training_steps": 1, "strategy": "emulated"},
+}

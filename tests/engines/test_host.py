@@ -1,0 +1,136 @@
+"""The front of an engine: what other threads ask is done in order, between two steps of the engine's own thread."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+
+from stages.engines.base import Engine, EngineCounts, Output, Request
+from stages.engines.host import EngineHost
+from tests.fakes.scripted import Script, ScriptedEngine
+
+WAIT_S = 10.0
+Outbox = queue.SimpleQueue[Output]
+
+
+class Hosted:
+    def __init__(self, script: Callable[[Request], Script]) -> None:
+        self.engine = ScriptedEngine(script)
+        self.counts: list[tuple[float, EngineCounts]] = []
+        self.host = EngineHost(self.engine, lambda counts: self.counts.append((time.monotonic(), counts)))
+        self.end: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.host.run()
+        except BaseException as error:
+            self.end = error
+
+    def stop(self) -> None:
+        def leave(engine: Engine) -> None:
+            raise SystemExit
+
+        if self.thread.is_alive():
+            self.host.post(leave)
+            self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+
+
+def script(request: Request) -> Script:
+    return Script(
+        tokens=[1, 2, 3], finish="" if request.id.startswith("endless") else "stop", is_refused="bad" in request.id
+    )
+
+
+@pytest.fixture
+def hosted() -> Iterator[Hosted]:
+    hosted = Hosted(script)
+    yield hosted
+    hosted.stop()
+
+
+def request(id: str) -> Request:
+    return Request(id=id, prompt_ids=[1], max_tokens=8)
+
+
+def collect(outbox: Outbox, num_finished: int) -> dict[str, tuple[list[int], str]]:
+    """Tokens and finish of each request, when so many have finished."""
+    tokens: dict[str, list[int]] = {}
+    finishes: dict[str, str] = {}
+    while len(finishes) < num_finished:
+        output = outbox.get(timeout=WAIT_S)
+        assert output.id not in finishes, "output after the last one"
+        tokens.setdefault(output.id, []).extend(output.tokens)
+        if output.finish:
+            finishes[output.id] = output.finish
+    return {id: (tokens[id], finish) for id, finish in finishes.items()}
+
+
+def test_outputs_arrive_in_the_outbox_of_their_request(hosted: Hosted) -> None:
+    boxes: list[Outbox] = [queue.SimpleQueue(), queue.SimpleQueue()]
+    hosted.host.submit([request("a"), request("b")], boxes[0])
+    hosted.host.submit([request("c")], boxes[1])
+    assert collect(boxes[0], 2) == {"a": ([1, 2, 3], "stop"), "b": ([1, 2, 3], "stop")}
+    assert collect(boxes[1], 1) == {"c": ([1, 2, 3], "stop")}
+
+
+def test_a_refused_request_ends_with_an_error_and_harms_no_other(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request("bad"), request("good")], box)
+    assert collect(box, 2) == {"bad": ([], "error"), "good": ([1, 2, 3], "stop")}
+
+
+def test_an_id_that_is_running_is_refused_without_harm_to_who_runs(hosted: Hosted) -> None:
+    first: Outbox = queue.SimpleQueue()
+    second: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request("endless")], first)
+    hosted.host.submit([request("endless")], second)
+    assert collect(second, 1) == {"endless": ([], "error")}
+    hosted.host.abort(["endless"])
+    assert collect(first, 1)["endless"][1] == "abort"
+
+
+def test_abort_ends_some_or_all(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request(f"endless-{n}") for n in range(3)], box)
+    hosted.host.abort(["endless-1", "unknown"])
+    assert set(collect(box, 1)) == {"endless-1"}
+    hosted.host.abort(None)
+    assert {id: finish for id, (_, finish) in collect(box, 2).items()} == {"endless-0": "abort", "endless-2": "abort"}
+
+
+def test_call_runs_on_the_engines_thread_and_raises_here(hosted: Hosted) -> None:
+    assert hosted.host.call(lambda engine: threading.get_ident()) == hosted.thread.ident
+
+    def fail(engine: Engine) -> None:
+        raise KeyError("here")
+
+    with pytest.raises(KeyError, match="here"):
+        hosted.host.call(fail)
+    assert hosted.host.call(lambda engine: engine.version) == hosted.host.version == 0
+
+
+def test_an_error_of_the_engine_ends_the_loop(hosted: Hosted) -> None:
+    hosted.host.post(lambda engine: engine.no_such_method())  # type: ignore[attr-defined]
+    hosted.thread.join(WAIT_S)
+    assert isinstance(hosted.end, AttributeError)
+
+
+def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    for n in range(40):  # for longer than one interval
+        hosted.host.submit([request(f"r{n}")], box)
+        collect(box, 1)
+        time.sleep(0.01)
+    deadline = time.monotonic() + WAIT_S
+    while not hosted.counts or hosted.counts[-1][1] != hosted.host.call(lambda engine: engine.counts()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)  # the last change is reported although the engine is idle
+    times = [at for at, _ in hosted.counts]
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
+    assert len(hosted.counts) <= 1 + (times[-1] - times[0]) / 0.2

@@ -1,0 +1,215 @@
+"""Weight updates in a live vLLM engine: equal to a fresh engine in every bit, and each part of the update is needed.
+
+Every check runs with the prefix cache on and on prompts that share 300 tokens, which fill two of its blocks.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from pipeline.gps.store import Reader
+from stages.engines.base import Engine, Request
+from stages.weights.tensors import canonical, publish, views
+from tests.engines.tiny import VOCAB_SIZE, Rig, load_vllm, make_model, one_collection, run
+
+pytestmark = pytest.mark.vllm
+
+KINDS = ("moe", "dense", "tied")  # the MoE first: see tests.engines.tiny
+SHARED = [3 + (7 * n) % 250 for n in range(300)]
+
+
+class World:
+    """Per kind of model: its folder, a rig with an engine in which tests can leave a part of the update out."""
+
+    def __init__(self, folder: Path) -> None:
+        load_vllm(folder / "cache")
+        from stages.engines.vllm import VllmEngine
+
+        class Forgetful(VllmEngine):
+            """Leaves out what it is told to."""
+
+            left_out = ""
+            keeps_caches = False
+
+            def weights_of(self, reader: Reader) -> dict[str, torch.Tensor]:
+                return {name: tensor for name, tensor in views(reader).items() if name != self.left_out}
+
+            def drop_caches(self) -> None:
+                if not self.keeps_caches:
+                    super().drop_caches()
+
+        self.kind = VllmEngine
+        self.models = {kind: make_model(kind, folder / kind) for kind in KINDS}
+        self.rigs = {kind: Rig.create(folder / kind) for kind in KINDS}
+        self.engines = {kind: self.rigs[kind].start(Forgetful) for kind in KINDS}
+        self.folder = folder
+
+    def close(self) -> None:
+        with one_collection():
+            for rig in self.rigs.values():
+                rig.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("models"))
+    yield world
+    world.close()
+
+
+def questions(num: int = 4, max_tokens: int = 8) -> list[Request]:
+    """Greedy and sampled, with a long common prefix."""
+    return [
+        Request(id=f"r{n}", prompt_ids=[*SHARED, 5 + n, 9], max_tokens=max_tokens, temperature=n / 2, seed=n)
+        for n in range(num)
+    ]
+
+
+def update(engine: Engine, rig: Rig) -> None:
+    with rig.read() as reader:
+        engine.load(reader)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_in_place_equals_a_fresh_engine(world: World, kind: str) -> None:
+    rig, engine = world.rigs[kind], world.engines[kind]
+    rig.randomise(1)
+    update(engine, rig)
+    before = run(engine, questions())
+    rig.randomise(2)
+    update(engine, rig)  # the second update of an engine goes other ways than the first
+    after = run(engine, questions())
+    fresh = run(rig.start(world.kind), questions())  # from the store: the model's files hold other weights
+    assert after == fresh
+    assert all(not set(after[id].logprobs) & set(before[id].logprobs) for id in after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_does_not_without_the_reset_of_the_prefix_cache(world: World, kind: str) -> None:
+    rig, engine = world.rigs[kind], world.engines[kind]
+    run(engine, questions())
+    rig.randomise(3)
+    engine.keeps_caches = True
+    update(engine, rig)
+    engine.keeps_caches = False
+    stale = run(engine, questions())
+    update(engine, rig)
+    right = run(engine, questions())
+    assert all(stale[id].logprobs[0] != right[id].logprobs[0] for id in right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_does_not_if_any_tensor_is_left_out(world: World, kind: str) -> None:
+    """Each time with values that the engine has never seen: memory that is used again must not help it."""
+    rig, engine = world.rigs[kind], world.engines[kind]
+    names = [name for name in rig.store.entries if ".layers.1." not in name]
+    assert len(names) == {"moe": 24, "dense": 14, "tied": 13}[kind]
+    unnoticed = []
+    for number, name in enumerate(names):
+        rig.randomise(100 + number)
+        engine.left_out = name
+        update(engine, rig)
+        partial = run(engine, questions(2, 2))
+        engine.left_out = ""
+        update(engine, rig)
+        whole = run(engine, questions(2, 2))
+        assert all(logprob == logprob for said in whole.values() for logprob in said.logprobs)  # no NaN stayed
+        if any(partial[id].logprobs == whole[id].logprobs for id in whole):
+            unnoticed.append(name)
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied"])
+def test_head_and_embedding_arrive_bit_for_bit(world: World, kind: str) -> None:
+    rig, engine, model = world.rigs[kind], world.engines[kind], world.models[kind]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    with rig.store.write(rig.store.current() + 1, 1) as writer:
+        publish(model.state_dict(), writer)
+        version = writer.version
+    rig.store.seal(version)
+    update(engine, rig)
+
+    embedding, head = engine._llm.collective_rpc(embedding_and_head)[0]
+    with rig.read() as reader:
+        stored = {name: tensor.clone() for name, tensor in views(reader).items()}
+    assert ("lm_head.weight" in stored) == (kind == "dense")
+    assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+    assert torch.equal(embedding, model.get_input_embeddings().weight)
+    assert torch.equal(head, stored.get("lm_head.weight", embedding))
+    assert torch.equal(head, model.get_output_embeddings().weight)
+
+
+def embedding_and_head(worker: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the engine's layers do, not what lies in their parameters: a head answers from a packed copy."""
+    model = worker.model_runner.get_model()
+    embedding = model.model.embed_tokens(torch.arange(VOCAB_SIZE))
+    unit = torch.eye(embedding.shape[1], dtype=embedding.dtype)
+    head = model.lm_head.quant_method.apply(model.lm_head, unit)[:, :VOCAB_SIZE]
+    return embedding, head.T
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_those_of_the_distribution_sampled_from(world: World, kind: str) -> None:
+    """At several temperatures, equal to the tempered log-softmax of the reference implementation."""
+    rig, engine, model = world.rigs[kind], world.engines[kind], world.models[kind]
+    with rig.store.write(rig.store.current() + 1, 1) as writer:
+        publish(dict(model.named_parameters()), writer)
+        version = writer.version
+    rig.store.seal(version)
+    update(engine, rig)
+    temperatures = {"low": 0.6, "one": 1.0, "high": 1.5}
+    requests = [
+        Request(id=id, prompt_ids=SHARED[:20], max_tokens=30, temperature=t, seed=3) for id, t in temperatures.items()
+    ]
+    for id, said in run(engine, requests).items():
+        ids = torch.tensor([[*SHARED[:20], *said.tokens]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, 19:-1]
+        expected = (logits / temperatures[id]).log_softmax(-1)
+        expected = expected.gather(-1, ids[0, 20:, None])[:, 0]
+        assert (torch.tensor(said.logprobs) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["moe", "tied"])
+def test_bfloat16_too(world: World, kind: str) -> None:
+    rig = world.rigs[f"{kind} in bfloat16"] = Rig.create(world.folder / kind, "bfloat16")
+    engine = rig.start(world.kind)
+    rig.randomise(5)
+    update(engine, rig)
+    assert run(engine, questions()) == run(rig.start(world.kind), questions())
+
+
+@pytest.mark.parametrize("change", ["lost", "unknown"])
+def test_it_does_not_start_from_other_weights_than_the_models(world: World, change: str, tmp_path: Path) -> None:
+    shutil.copytree(world.folder / "dense", tmp_path / "model")
+    tensors = safetensors.torch.load_file(world.folder / "dense/model.safetensors")
+    norm = tensors["model.norm.weight"]
+    if change == "lost":
+        del tensors["model.norm.weight"]
+    else:
+        tensors["model.norms.weight"] = norm.clone()
+    safetensors.torch.save_file(tensors, tmp_path / "model/model.safetensors")
+    rig = world.rigs[change] = Rig.create(tmp_path / "model")
+    with pytest.raises(ValueError, match="norm"):
+        rig.start(world.kind)
+
+
+def test_structured_outputs_only_if_started_for_them(world: World) -> None:
+    engine = world.engines["dense"]
+    with pytest.raises(ValueError, match="not started for structured outputs"):
+        engine.add(Request(id="a", prompt_ids=[5], max_tokens=3, choices=["yes", "no"]))
+    assert not engine.has_unfinished()
+
+
+def test_experts_have_the_names_of_their_files(world: World) -> None:
+    model = world.models["moe"]
+    file = safetensors.torch.load_file(world.folder / "moe/model.safetensors")
+    named = canonical(model.state_dict())
+    assert named.keys() == file.keys() and any(".experts.3.up_proj" in name for name in named)
