@@ -1,0 +1,109 @@
+"""From rows of the queue to padded tensors. What is trained is chosen by lengths, never by a pad token's id.
+
+Shape suffixes: B rows of a micro-batch, L its padded length, T its response tokens, row by row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.queue.schema import SequenceRow
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sequence to train on. `prompt_ids` has at least one token; the three others are as long as each other."""
+
+    prompt_ids: Sequence[int]
+    tokens: Sequence[int]
+    behaviour: Sequence[float]
+    versions: Sequence[int]
+    advantage: float
+    group: tuple[int, int]
+    """(step, prompt_no)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward pass takes. Rows are padded on the right, so causal attention never sees the padding."""
+
+    ids_BL: Tensor
+    predicts_BL: Tensor
+    """True where the next token of the row is a response token."""
+    targets_T: Tensor
+    behaviour_T: Tensor
+    """Logprob of each token under the distribution that it was sampled from."""
+    advantages_T: Tensor
+    versions_T: Tensor
+    first: int
+    """Columns before this one predict no response token of any row."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.targets_T)
+
+
+def to_sample(row: SequenceRow, advantage: float) -> Sample:
+    return Sample(row.prompt_ids, row.tokens, row.logprobs, row.versions, advantage, (row.step, row.prompt_no))
+
+
+def split_groups(samples: Sequence[Sample], num_parts: int, seed: tuple[int, int]) -> list[list[Sample]]:
+    """Permute whole groups by `seed` and cut them into at most `num_parts` nearly equal parts, none empty.
+
+    Depends on the groups' keys, not on the order of the samples.
+    """
+    members: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        members.setdefault(sample.group, []).append(sample)
+    keys = sorted(members)
+    order = np.random.default_rng(seed).permutation(len(keys))
+    parts = np.array_split(order, num_parts)
+    return [[sample for i in part for sample in members[keys[i]]] for part in parts if len(part)]
+
+
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of rows for each forward pass: at most `max_tokens` with padding (a longer row goes alone).
+
+    Rows of like length go together: a row shorter than half of the longest of its pass opens a new one, so less than
+    half of what is computed is padding, at the price of one more pass for each halving of the length.
+    """
+    plan: list[list[int]] = []
+    longest = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not plan or (len(plan[-1]) + 1) * longest > max_tokens or 2 * lengths[i] < longest:
+            plan.append([])
+            longest = lengths[i]
+        plan[-1].append(i)
+    return plan
+
+
+def pack(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """Pad `samples` to one length."""
+    longest = max(sample.num_tokens for sample in samples)
+    ids_BL = np.zeros((len(samples), longest), np.int64)  # any valid id does as padding
+    predicts_BL = np.zeros((len(samples), longest), bool)
+    for row, sample in enumerate(samples):
+        start, end = len(sample.prompt_ids), sample.num_tokens
+        ids_BL[row, :start] = sample.prompt_ids
+        ids_BL[row, start:end] = sample.tokens
+        predicts_BL[row, start - 1 : end - 1] = True
+
+    def flat(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)
+
+    return MicroBatch(
+        ids_BL=torch.from_numpy(ids_BL).to(device),
+        predicts_BL=torch.from_numpy(predicts_BL).to(device),
+        targets_T=flat([s.tokens for s in samples], torch.long),
+        behaviour_T=flat([s.behaviour for s in samples], torch.float32),
+        advantages_T=flat([[s.advantage] * len(s.tokens) for s in samples], torch.float32),
+        versions_T=flat([s.versions for s in samples], torch.long),
+        first=min(len(sample.prompt_ids) for sample in samples) - 1,
+    )

@@ -1,0 +1,244 @@
+"""The trainer on Hugging Face models: GRPO with AdamW through accelerate, one process.
+
+Strict repeatability: nothing random outlives a step (each reseeds from (run.seed, step)), dropout is off, so weights,
+optimizer and version are the whole state. On one CPU thread a resumed run equals the uninterrupted one bit for bit.
+
+Shape suffixes: B rows of a micro-batch, L padded length, T response tokens, V vocabulary, P probe prompts.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load
+from torch import Tensor
+from torch.nn import Module
+
+from pipeline.checkpoint import Checkpoint, CheckpointStore
+from pipeline.config import Config
+from pipeline.core.errors import RunError, StageFailed, UpdateRefused
+from pipeline.gps.store import Reader, Writer
+from pipeline.queue.schema import SequenceRow
+from pipeline.wire import Probe
+from stages.rl.advantages import group_advantages
+from stages.rl.batch import MicroBatch, Sample, pack, plan_micro_batches, split_groups, to_sample
+from stages.rl.losses import kl_loss, policy_loss, token_logprobs
+from stages.rl.metrics import batch_metrics, finite
+from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
+from stages.rl.state import image, optimizer_tensors, restore_optimizer
+from stages.rl.tally import Mismatch, Tally, update_metrics
+from stages.weights.tensors import publish, views
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GPS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
+_PROBE_CANDIDATES, _PROBE_PROMPTS, _PROBE_LENGTH = 16, 4, 4
+
+
+class HfTrainer:
+    """Starts as the base model, version 0: from `reader` if given, else from the model's folder (the same bytes).
+
+    `load` continues from a checkpoint. The reference of the KL term, if there is one, is always the base model.
+    """
+
+    def __init__(self, config: Config, reader: Reader | None = None) -> None:
+        if reader is not None and reader.version != 0:
+            raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
+        self._config = config
+        self._spec = config.model.policy
+        self._accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(), mixed_precision="bf16" if self._spec.dtype == "bfloat16" else "no"
+        )
+        base = views(reader) if reader is not None else base_tensors(self._spec)
+        self._names = frozenset(base)
+        self.model = self._build(base)
+        self.reference: Module | None = None
+        self._base_sha256 = ""
+        if config.algorithm.kl.coef > 0:
+            self.reference = self._accelerator.prepare_model(self._build(base), evaluation_mode=True)
+            self.reference.requires_grad_(False)
+            self._base_sha256 = digest(base)
+        trainer = config.trainer
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=trainer.lr, betas=trainer.betas, weight_decay=trainer.weight_decay
+        )
+        self._policy = self._accelerator.prepare_model(self.model)
+        self.version = 0
+        self._nonfinite_in_a_row = 0
+        self._unfinished_step: int | None = None
+
+    def train(self, rows: list[SequenceRow], step: int) -> dict[str, float]:
+        """One RL step, over whole groups; see `stages.rl.base.Trainer`. Raises StageFailed, and is unusable until
+        the next `load`, when more than `trainer.max_nonfinite_steps` updates in a row were not finite."""
+        self._require_whole()
+        if step != self.version + 1:
+            raise StageFailed(f"step {step} cannot be trained: the trainer holds version {self.version}")
+        config = self._config.algorithm
+        rows = sorted(rows, key=lambda row: row.id)
+        advantages = group_advantages(
+            [(row.step, row.prompt_no) for row in rows],
+            [row.score for row in rows],
+            norm_by_std=config.norm_adv_by_std,
+            filter_groups=config.filter_groups,
+        )
+        chosen = zip(rows, advantages.values_N.tolist(), advantages.used_N.tolist(), strict=True)
+        samples = [to_sample(row, advantage) for row, advantage, is_used in chosen if is_used and row.tokens]
+        seed = (self._config.run.seed, step)
+        parts = split_groups(samples, self._config.trainer.updates_per_step, seed)
+
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+        self._unfinished_step = step
+        mismatch = Mismatch(self.version)
+        # The first update's own forward pass shows its part under the present weights; here are the others.
+        for part in parts[1:] if parts else [[to_sample(row, 0.0) for row in rows if row.tokens]]:
+            self._look_at(part, mismatch)
+        tallies = [self._update(part, None if i else mismatch) for i, part in enumerate(parts)]
+        self._unfinished_step = None
+        self.version = step
+        metrics = batch_metrics(rows, advantages) | mismatch.metrics() | update_metrics(tallies)
+        return finite(metrics | {"actor/lr": float(self._config.trainer.lr)})
+
+    def accumulate(self, samples: Sequence[Sample], mismatch: Mismatch | None = None) -> Tally:
+        """Add the gradient of the mini-batch's loss, the mean over all its response tokens, to the parameters'.
+
+        Micro-batches only bound memory: the divisor is the mini-batch's, so their cut changes nothing.
+        """
+        algorithm = self._config.algorithm
+        tally = Tally(num_tokens=sum(len(sample.tokens) for sample in samples))
+        for micro in self._micro_batches(samples):
+            logprobs_T, entropy_T = self._logprobs(self._policy, micro)
+            pg_loss_T, clipped_T = policy_loss(
+                logprobs_T,
+                micro.behaviour_T,
+                micro.advantages_T,
+                clip_low=algorithm.clip_ratio_low,
+                clip_high=algorithm.clip_ratio_high,
+            )
+            loss_T = pg_loss_T
+            if self.reference is not None:
+                with torch.no_grad():
+                    reference_T, _ = self._logprobs(self.reference, micro)
+                kl_T = kl_loss(logprobs_T, reference_T, algorithm.kl.estimator)
+                loss_T = pg_loss_T + algorithm.kl.coef * kl_T
+                tally.kl += kl_T.sum().item()
+            self._accelerator.backward(loss_T.sum() / tally.num_tokens)
+            tally.loss += loss_T.sum().item()
+            tally.pg_loss += pg_loss_T.sum().item()
+            tally.clipped += clipped_T.sum().item()
+            tally.entropy += entropy_T.sum().item()
+            tally.drift += (micro.behaviour_T - logprobs_T).sum().item()
+            if mismatch is not None:
+                mismatch.add(micro, logprobs_T)
+        return tally
+
+    def probe(self) -> Probe:
+        """Of some fixed prompts, those whose greedy token leads by most: a near tie would prove nothing."""
+        self._require_whole()
+        vocab_size = self.model.config.get_text_config().vocab_size
+        prompts_PL = np.random.default_rng(0).integers(0, vocab_size, (_PROBE_CANDIDATES, _PROBE_LENGTH))
+        with torch.no_grad():
+            ids_PL = torch.from_numpy(prompts_PL).to(self._accelerator.device)
+            logits_PV = self._policy(input_ids=ids_PL, use_cache=False).logits[:, -1].float()
+        best = torch.log_softmax(logits_PV, dim=-1).topk(2)
+        lead_P = best.values[:, 0] - best.values[:, 1]
+        chosen = sorted(lead_P.topk(_PROBE_PROMPTS).indices.tolist())
+        return Probe(
+            prompts=[prompts_PL[i].tolist() for i in chosen],
+            tokens=best.indices[chosen, 0].tolist(),
+            logprobs=best.values[chosen, 0].tolist(),
+            tolerance=_PROBE_TOLERANCES[self._spec.dtype],
+        )
+
+    def publish(self, writer: Writer) -> None:
+        self._require_whole()
+        wanted = _GPS_DTYPES[self._spec.dtype]
+        if others := [name for name, entry in writer.entries.items() if entry.dtype != wanted]:
+            raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
+        publish(self.model.state_dict(), writer)
+
+    def save(self, uri: str) -> str:
+        self._require_whole()
+        return CheckpointStore(uri).save(self.version, self._files())
+
+    def load(self, path: str) -> None:
+        """Raises RunError where the checkpoint is damaged, or made with another base model as KL reference."""
+        checkpoint = Checkpoint(path)
+        state = checkpoint.read_json("trainer/trainer.json")
+        if state["base_sha256"] != self._base_sha256:
+            raise RunError(
+                f"{path} was trained with the KL reference {state['base_sha256'] or 'none'}; "
+                f"{self._spec.path} with this config gives {self._base_sha256 or 'none'} (sha256 of the base model)"
+            )
+        master = "trainer/master.safetensors"
+        weights = load(checkpoint.read(master if master in checkpoint else "model/model.safetensors"))
+        self.model.load_state_dict(self._build(weights).state_dict())
+        restore_optimizer(self.model, self.optimizer, load(checkpoint.read("trainer/optimizer.safetensors")))
+        self.optimizer.zero_grad()  # of a step that broke off
+        self.version = state["version"]
+        self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
+        self._unfinished_step = None
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _build(self, tensors: Mapping[str, Tensor]) -> Module:
+        return build(self._spec, tensors, trust_remote_code=self._config.model.trust_remote_code)
+
+    def _require_whole(self) -> None:
+        """A step that raised half-way left weights of no version: they are never served, saved or trained on."""
+        if self._unfinished_step is not None:
+            raise StageFailed(f"step {self._unfinished_step} was begun and not ended: load a checkpoint first")
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+        lengths = [sample.num_tokens for sample in samples]
+        for indices in plan_micro_batches(lengths, self._config.trainer.micro_batch_tokens):
+            yield pack([samples[i] for i in indices], self._accelerator.device)
+
+    def _logprobs(self, model: Module, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """(logprobs_T, entropy_T) of the tempered distribution: the one that the tokens were sampled from."""
+        num_kept = micro.ids_BL.shape[1] - micro.first
+        logits_BLV = model(input_ids=micro.ids_BL, use_cache=False, logits_to_keep=num_kept).logits[:, -num_kept:]
+        logits_TV = logits_BLV[micro.predicts_BL[:, micro.first :]]
+        return token_logprobs(logits_TV.float() / self._config.rollout.temperature, micro.targets_T)
+
+    @torch.no_grad()
+    def _look_at(self, samples: Sequence[Sample], mismatch: Mismatch) -> None:
+        for micro in self._micro_batches(samples):
+            mismatch.add(micro, self._logprobs(self._policy, micro)[0])
+
+    def _update(self, samples: Sequence[Sample], mismatch: Mismatch | None) -> Tally | None:
+        """One optimizer step; None if its loss or gradient was not finite: then nothing changed."""
+        limit = self._config.trainer.max_nonfinite_steps
+        tally = self.accumulate(samples, mismatch)
+        norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._config.trainer.grad_clip)
+        tally.grad_norm = float(norm)
+        is_finite = math.isfinite(tally.loss) and math.isfinite(tally.grad_norm)
+        if is_finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._nonfinite_in_a_row = 0 if is_finite else self._nonfinite_in_a_row + 1
+        if self._nonfinite_in_a_row > limit:
+            raise StageFailed(
+                f"{self._nonfinite_in_a_row} updates in a row were not finite (loss {tally.loss}, gradient norm "
+                f"{tally.grad_norm}); trainer.max_nonfinite_steps allows {limit}"
+            )
+        return tally if is_finite else None
+
+    def _files(self) -> Iterator[tuple[str, bytes]]:
+        """The checkpoint: `model/` loads with transformers as it is; `trainer/` is what training needs besides."""
+        for name, data in description_files(self._spec):
+            yield f"model/{name}", data
+        weights = canonical_tensors(self.model, self._names)
+        yield "model/model.safetensors", image(weights, _DTYPES[self._spec.dtype])
+        if self._spec.dtype != "float32":
+            yield "trainer/master.safetensors", image(weights, torch.float32)
+        yield "trainer/optimizer.safetensors", image(optimizer_tensors(self.model, self.optimizer), torch.float32)
+        state = {
+            "version": self.version,
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "base_sha256": self._base_sha256,
+        }
+        yield "trainer/trainer.json", json.dumps(state, indent=1).encode()
+        yield "state.json", json.dumps({"version": self.version, "trainer": "single"}, indent=1).encode()

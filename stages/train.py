@@ -1,0 +1,70 @@
+"""The stages of the train worker: train, publish, checkpoint. All run on its main thread, one at a time."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from pipeline.checkpoint import CheckpointStore
+from pipeline.core.errors import Fenced, StageFailed
+from pipeline.queue.schema import SequenceRow
+from pipeline.stage import StageResult, StageSpec, TaskContext
+
+
+def train(task: TaskContext, spec: StageSpec) -> StageResult:
+    """Train the recorded batch of `spec.step`."""
+    worker = task.worker
+    rows = worker.queue.batch(spec.step)
+    check_rows(rows)
+    if worker.config.reward.permute_verdicts:
+        rows = permute_verdicts(rows, (worker.config.run.seed, spec.step))
+    metrics = worker.trainer.train(rows, spec.step)
+    task.log(f"step {spec.step}: trained {len(rows)} sequences, {metrics['train/num_tokens']:.0f} tokens in the loss")
+    return {"metrics": metrics}
+
+
+def publish(task: TaskContext, spec: StageSpec) -> StageResult:
+    """Write version `spec.version` into the weight store (its seal is the agent's), and say how to recognise it."""
+    worker = task.worker
+    if worker.trainer.version != spec.version:
+        raise StageFailed(f"version {spec.version} cannot be published: the trainer holds {worker.trainer.version}")
+    with worker.policy.write(spec.version, worker.config.limits.publish_s) as writer:
+        worker.trainer.publish(writer)
+    return {"metrics": {}, "probe": msgspec.to_builtins(worker.trainer.probe())}
+
+
+def checkpoint(task: TaskContext, spec: StageSpec) -> StageResult:
+    """Save what the trainer holds, then remove old checkpoints.
+
+    The trainer names the version: the controller may know of an older one when it asks for a last save. Raises Fenced
+    if a newer attempt of the run has begun: the checkpoints are its own now.
+    """
+    worker = task.worker
+    newest_attempt = max(worker.run.attempts(), default=spec.attempt)
+    if newest_attempt > spec.attempt:
+        raise Fenced(f"attempt {spec.attempt} may not save: attempt {newest_attempt} of {worker.run.path} has begun")
+    uri = worker.config.checkpoint.uri or str(worker.run.checkpoints)
+    path = worker.trainer.save(uri)
+    removed = CheckpointStore(uri).prune(worker.config.checkpoint.keep)
+    task.log(f"saved {path}" + (f"; removed {', '.join(removed)}" if removed else ""))
+    return {"metrics": {}, "version": worker.trainer.version, "path": path}
+
+
+def check_rows(rows: list[SequenceRow]) -> None:
+    """Each sequence once, each token with its id, logprob and version. Raises StageFailed that names the sequence."""
+    seen: set[str] = set()
+    for row in rows:
+        lengths = (len(row.tokens), len(row.logprobs), len(row.versions))
+        if len(set(lengths)) != 1:
+            raise StageFailed("sequence {}: {} tokens, {} logprobs, {} versions".format(row.id, *lengths))
+        if not row.prompt_ids or min(row.prompt_ids) < 0 or min(row.tokens, default=0) < 0:
+            raise StageFailed(f"sequence {row.id}: its prompt is empty, or an id is negative")
+        if row.id in seen:
+            raise StageFailed(f"sequence {row.id} is twice in the batch")
+        seen.add(row.id)
+
+
+def permute_verdicts(rows: list[SequenceRow], seed: tuple[int, int]) -> list[SequenceRow]:
+    """The rows, with the verdicts of all of them dealt out again at random."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    return [replace(row, score=rows[i].score, failure=rows[i].failure) for row, i in zip(rows, order, strict=True)]
