@@ -71,6 +71,10 @@ class RunFolder:
     def logs(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt_{attempt}"
 
+    def process_log(self, attempt: int, node: str, name: str) -> Path:
+        """Log of one process of a node; `name`: agent, zygote or the worker's."""
+        return self.logs(attempt) / f"{node}-{name}.log"
+
     def attempt_marker(self, attempt: int) -> Path:
         return self.path / f"attempt_{attempt}"
 

@@ -111,6 +111,8 @@ class Core:
                 worker = self.fleet.workers[event.worker]
                 worker.state, worker.version = WorkerState.READY, event.version
                 self._clear_timer(f"worker:{worker.name}")
+                if worker.role is Role.TRAIN:
+                    self._rewind(event.version)
             case ev.WorkerDied():
                 self._bury(self.fleet.workers[event.worker], event.reason, now)
             case ev.TaskStarted():
@@ -130,6 +132,8 @@ class Core:
             case ev.BatchTrained():
                 self.sequences.trained(event.step)
                 self.steps[event.step].finish("train", now)
+                for worker in self.fleet.ready(Role.TRAIN):
+                    self._rewind(worker.version)  # it may have died and come back meanwhile
             case ev.VersionSealed():
                 self.versions.seal(event.version)
             case ev.VersionLoaded():
@@ -188,12 +192,19 @@ class Core:
             self.sequences.release(task.id)
             if task.stage not in _SERVING:
                 self.steps[task.step].stages[task.stage] = Progress.PENDING
-        if worker.role is Role.TRAIN:
-            self._end("failed", f"{worker.name} on {worker.node} died: {reason}")
-        elif worker.deaths > self.plan.restarts:
+        if worker.deaths > self.plan.restarts:
             self._end("failed", f"{worker.name} on {worker.node} died {worker.deaths} times without progress: {reason}")
         else:
             self._start_worker(worker)
+
+    def _rewind(self, version: int) -> None:
+        """The trainer holds `version`: the recorded batches above it are trained again, those published stay so."""
+        trained = [s.step for s in self.steps.values() if s.stages["train"] is Progress.DONE]
+        for number in range(version + 1, max(trained, default=version) + 1):
+            step = self.steps.setdefault(number, StepProgress.closed(number))
+            again = {"train"} | ({"checkpoint"} - self.plan.skipped(number))
+            step.stages |= {stage: Progress.PENDING for stage in again if step.stages[stage] is Progress.DONE}
+        self.steps = dict(sorted(self.steps.items()))
 
     def _end_task(self, event: ev.TaskEnded, now: float) -> None:
         task = self._tasks.get(event.task)
@@ -208,6 +219,7 @@ class Core:
             case "rollout" | "reward":
                 self.sequences.release(task.id)
             case "train":
+                self.fleet.workers[task.worker].version = task.step
                 self._emit(CommitTrained(step=task.step))
             case "publish":
                 self.versions.write(task.step)

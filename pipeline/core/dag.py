@@ -61,12 +61,22 @@ STAGES: tuple[Stage, ...] = (
         name="train",
         role=Role.TRAIN,
         path="stages.train:train",
-        after=(After(stage="batch"), After(stage="publish", lag=1), After(stage="checkpoint", lag=1)),
+        after=(
+            After(stage="batch"),
+            After(stage="train", lag=1),
+            After(stage="publish", lag=1),
+            After(stage="checkpoint", lag=1),
+        ),
     ),
     Stage(name="publish", role=Role.TRAIN, path="stages.train:publish", after=(After(stage="train"),)),
     Stage(name="evaluate", role=Role.ROLLOUT, path="stages.evaluate:evaluate", after=(After(stage="publish"),)),
     Stage(name="record", role=None, after=(After(stage="publish"), After(stage="evaluate"))),
-    Stage(name="checkpoint", role=Role.TRAIN, path="stages.train:checkpoint", after=(After(stage="record"),)),
+    Stage(
+        name="checkpoint",
+        role=Role.TRAIN,
+        path="stages.train:checkpoint",
+        after=(After(stage="record"), After(stage="train")),
+    ),
 )
 
 

@@ -49,8 +49,12 @@ class World:
     rows: list[int] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     trained: dict[str, int] = field(default_factory=dict)
+    """Sequence to the step whose weights it went into."""
+    trainer_version: int = 0
+    sealed: list[int] = field(default_factory=list)
 
     def start(self, version: int = 0, steps: tuple[ev.RestoredStep, ...] = (), num_slots: int = 3) -> "World":
+        self.saved += [version] if version else []
         self.give(ev.RunRestored(version=version, steps=steps))
         self.give(ev.NodeJoined(node="n0", num_slots=num_slots))
         return self
@@ -88,7 +92,10 @@ class World:
     def perform(self, decision: de.Decision) -> None:
         match decision:
             case de.StartWorker():
-                self.report(decision.worker, ev.WorkerReady(worker=decision.worker, version=decision.version))
+                version = decision.version
+                if decision.role is Role.TRAIN:
+                    version = self.trainer_version = max(self.saved, default=0)
+                self.report(decision.worker, ev.WorkerReady(worker=decision.worker, version=version))
             case de.FenceReplica():
                 self.pending = [(w, e) for w, e in self.pending if w != decision.worker]
                 self.report(decision.worker, ev.WorkerDied(worker=decision.worker, reason=decision.reason))
@@ -107,11 +114,12 @@ class World:
                 self.report("", ev.BatchCommitted(step=decision.step))
             case de.CommitTrained():
                 for seq_id in self.batches[decision.step]:
-                    self.trained[seq_id] = self.trained.get(seq_id, 0) + 1
+                    assert self.trained.setdefault(seq_id, decision.step) == decision.step
                 num = len(self.batches[decision.step])
                 dropped = self.core.plan.sequences_per_step - num
                 self.report("", ev.BatchTrained(step=decision.step, num_trained=num, num_dropped=dropped))
             case de.SealVersion():
+                self.sealed.append(decision.version)
                 self.report("", ev.VersionSealed(version=decision.version))
             case de.LoadVersion():
                 self.report(decision.worker, ev.VersionLoaded(worker=decision.worker, version=decision.version))
@@ -133,7 +141,13 @@ class World:
             num = self.core.plan.sequences_per_step
             ids = tuple(sequence_id(task.step, i // self.group, i % self.group) for i in range(num))
             self.report(task.worker, ev.SequenceAdmitted(step=task.step, ids=ids))
+        if task.stage == "train":
+            assert self.trainer_version == task.step - 1 and task.step in self.batches, (task, self.trainer_version)
+            self.trainer_version = task.step
+        if task.stage == "publish":
+            assert self.trainer_version == task.step, (task, self.trainer_version)
         if task.stage == "checkpoint":
+            assert self.trainer_version == task.step, (task, self.trainer_version)
             self.saved.append(task.step)
         self.report(task.worker, ev.TaskEnded(task=task.task, ok=True))
 

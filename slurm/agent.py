@@ -1,0 +1,104 @@
+"""The agent of one node: a process that starts the node's zygote, then lives as slurm.node describes.
+
+    python -m slurm.agent RUN_FOLDER --node NAME --slots N --attempt K --endpoint tcp://HOST:PORT [--parent PID]
+
+The zygote's imports are the longest part of a node's start, so they are begun before this process's own.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.compose import read_tree
+from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
+from pipeline.run_folder import RunFolder
+
+PATIENCE_S = 15.0
+
+NATIVE_ENV = {
+    "OMP_NUM_THREADS": "1",  # a slot of a CPU machine is one thread's share
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # else pyarrow starts a thread in the zygote
+}
+"""What native libraries read once, so it must be there before the zygote's interpreter starts."""
+
+_ENGINE_START = "stages.engines.vllm_start"
+_NOT_FOR_WORKERS = ("SLURM_", "SUBMITIT_", "MLFLOW_")
+
+
+def worker_environment(run: RunFolder, node: str) -> dict[str, str]:
+    """The workers' environment: this process's, what native libraries and engines need, and `cluster.env`, which wins.
+
+    Read from the resolved config as it is: it was validated at submit, and loading the schema would cost 0.3 s.
+    """
+    config = read_tree(run.config)
+    kinds = {
+        config["rollout"]["engine"]["name"],
+        config["reward"]["genrm"]["engine"]["name"],
+        config["trainer"]["strategy"],
+    }
+    engine_env = {}
+    if kinds != {"emulated"}:
+        engine_env = importlib.import_module(_ENGINE_START).environment(str(run.cache / node))
+    return python_environment(_NOT_FOR_WORKERS, **(NATIVE_ENV | engine_env | config["cluster"]["env"]))
+
+
+def start_zygote(env: dict[str, str], log: Path) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Returns the process and the socket to it."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its, open(log, "ab") as output:
+        process = subprocess.Popen(
+            [*SHIELD, *python_command("slurm.zygote", str(its.fileno()), str(os.getpid()))],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[its.fileno()],
+        )
+    return process, mine
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    parser = argparse.ArgumentParser(prog="slurm.agent")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--parent", type=int, help="leave when this process ends")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of the controller's silence")
+    args = parser.parse_args(argv)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o077)
+    if args.parent is not None:
+        die_with_parent(signal.SIGTERM, args.parent)  # TERM: it still has shared memory to unlink
+    run = RunFolder(args.run)
+    env = worker_environment(run, args.node)
+    process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"))
+
+    import asyncio
+
+    from slurm.node import Place, live
+
+    place = Place(
+        run=run,
+        node=args.node,
+        num_slots=args.slots,
+        attempt=args.attempt,
+        endpoint=args.endpoint,
+        patience_s=args.patience,
+    )
+    leave = asyncio.run(live(place, process, control))
+    print(f"agent of {args.node} leaves: {leave}", flush=True)
+    os._exit(1 if leave.is_failure else 0)  # not waiting for a thread that still copies weights
+
+
+if __name__ == "__main__":
+    main()

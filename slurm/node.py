@@ -1,0 +1,179 @@
+"""A node of a run, as its agent lives it: shared memory, zygote and workers, between Join and Quit.
+
+    JOINING ─Welcome▶ PREPARING (shared memory and zygote, at once) ─NodeReady▶ SERVING ─▶ LEFT
+
+It leaves on Quit, on TERM, when its zygote dies, when the controller is silent, or when one of a newer attempt
+speaks. It then ends the workers and unlinks the shared memory, in that order.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pipeline import wire
+from pipeline.channel import AgentEnd
+from pipeline.core.errors import Fenced, PivotError
+from pipeline.gps.store import Store, janitor
+from pipeline.run_folder import RunFolder
+from slurm.workers import Workers
+
+BEAT_S = 1.0
+_COPY_END_S = 10.0
+
+
+def gps_base(run: RunFolder, attempt: int, node: str) -> str:
+    """Base name of a node's shared memory: of this user, run, attempt and node alone."""
+    token = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]
+    return f"{_user_prefix()}{token}-{attempt}-{node}"
+
+
+def _user_prefix() -> str:
+    return f"pivot-{os.getuid()}-"
+
+
+class Leave(Exception):
+    """The node's life is over; `is_failure` says whether the controller must hear why."""
+
+    def __init__(self, reason: str, *, is_failure: bool) -> None:
+        super().__init__(reason)
+        self.is_failure = is_failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which node of which attempt this is, and how to reach its controller."""
+
+    run: RunFolder
+    node: str
+    num_slots: int
+    attempt: int
+    endpoint: str
+    patience_s: float
+
+
+class Node:
+    def __init__(self, place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+        """`process`, `control`: the zygote and the socket to it. Make it inside the running loop."""
+        self._place = place
+        self._gps = gps_base(place.run, place.attempt, place.node)
+        self._channel = AgentEnd(
+            place.run.secrets, place.attempt, place.endpoint, f"{place.node}-{os.getpid()}-{time.time_ns()}"
+        )
+        self._workers = Workers(
+            process,
+            control,
+            log=place.run.process_log(place.attempt, place.node, "zygote"),
+            on_message=self._channel.send,
+            on_exit=lambda worker, reason: self._channel.send(wire.WorkerExited(worker=worker, reason=reason)),
+        )
+        self._heard = time.monotonic()
+        self._stores: list[Store] = []
+        self._copying: asyncio.Future[float] | None = None
+        self._welcome: asyncio.Future[wire.Welcome] = asyncio.get_running_loop().create_future()
+
+    async def live(self) -> Leave:
+        """Returns why the node's life ended: the first of its parts to end decides. Leaves nothing behind."""
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[None] = loop.create_future()
+        loop.add_signal_handler(signal.SIGTERM, asked.cancel)
+        self._channel.send(wire.Join(node=self._place.node, num_slots=self._place.num_slots, pid=os.getpid()))
+        parts = (self._obey, self._beat, self._watch_zygote, self._prepare)
+        tasks = [asyncio.create_task(part(), name=part.__name__) for part in parts]
+        try:
+            await asyncio.gather(*tasks, asked)
+            raise AssertionError("unreachable: these parts never return")
+        except Leave as leave:
+            reason = leave
+        except asyncio.CancelledError:
+            reason = Leave("TERM", is_failure=False)
+        except Fenced as fenced:
+            reason = Leave(str(fenced), is_failure=False)
+        except Exception as error:
+            known = isinstance(error, PivotError | OSError | RuntimeError)
+            reason = Leave(str(error) if known else traceback.format_exc(), is_failure=True)
+        for task in tasks:
+            task.cancel()
+        await self._clean_up(reason)
+        return reason
+
+    async def _clean_up(self, leave: Leave) -> None:
+        if leave.is_failure:
+            self._channel.send(wire.NodeFailed(reason=str(leave)))
+        await asyncio.to_thread(self._workers.close)
+        if self._copying is not None:
+            await asyncio.wait([self._copying], timeout=_COPY_END_S)  # else it is left to the next janitor
+        for store in self._stores:
+            store.unlink()
+        self._channel.close()
+
+    async def _prepare(self) -> None:
+        """The copy of the weights and the zygote's imports take seconds each, and go on at the same time."""
+        start = time.monotonic()
+        welcome = await self._welcome
+        joined = time.monotonic()
+        self._copying = asyncio.get_running_loop().run_in_executor(None, self._place_weights, welcome)
+        zygote_s = await self._workers.preload(welcome.preload)
+        gps_s = await self._copying
+        seconds = {"join": joined - start, "gps": gps_s, "zygote": zygote_s, "prepare": time.monotonic() - joined}
+        self._channel.send(wire.NodeReady(gps=self._gps, seconds=seconds))
+
+    def _place_weights(self, welcome: wire.Welcome) -> float:
+        start = time.monotonic()
+        for name in janitor(_user_prefix()):
+            print(f"removed {name}: its owner is dead")
+        for kind, path, dtype, version, slots in (
+            ("policy", welcome.policy, welcome.policy_dtype, welcome.version, 2),
+            ("genrm", welcome.genrm, welcome.genrm_dtype, 0, 1),
+        ):
+            self._stores.append(Store.create(f"{self._gps}-{kind}", path, dtype, version, slots))
+        return time.monotonic() - start
+
+    async def _beat(self) -> NoReturn:
+        """Tell the controller that the node lives, and notice when the controller does not."""
+        while (silent := time.monotonic() - self._heard) < self._place.patience_s:
+            self._channel.send(wire.Beat())
+            await asyncio.sleep(min(BEAT_S, self._place.patience_s - silent))
+        raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True)
+
+    async def _watch_zygote(self) -> NoReturn:
+        raise Leave(await self._workers.serve(), is_failure=True)
+
+    async def _obey(self) -> NoReturn:
+        while True:
+            body = (await self._channel.recv()).body
+            self._heard = time.monotonic()
+            match body:
+                case wire.Welcome():
+                    self._welcome.set_result(body)
+                case wire.StartWorker():
+                    await self._start_worker(body)
+                case wire.KillWorker(worker=worker, reason=reason):
+                    print(f"killing {worker}: {reason}")
+                    self._workers.kill(worker)
+                case wire.SealVersion(version=version):
+                    self._stores[0].seal(version)
+                    self._channel.send(wire.VersionSealed(version=version))
+                case wire.Beat():
+                    pass
+                case wire.Quit(reason=reason):
+                    raise Leave(f"the controller said: {reason}", is_failure=False)
+                case _:
+                    self._workers.send(body)
+
+    async def _start_worker(self, start: wire.StartWorker) -> None:
+        place = self._place
+        order = wire.WorkerOrder(
+            start=start, run=str(place.run.path), node=place.node, attempt=place.attempt, gps=self._gps
+        )
+        await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
+
+
+async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> Leave:
+    return await Node(place, process, control).live()

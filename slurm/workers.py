@@ -1,0 +1,124 @@
+"""The agent's side of its zygote and of the workers' sockets: start, fork, speak, kill, and learn of every end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pipeline import wire
+from pipeline.processes import describe_exit, log_tail
+from slurm import zygote
+
+_LAST_WORDS_S = 1.0  # what a dead worker had written is read for at most this long
+
+
+class Workers:
+    """The workers of one node. `on_message` gets what they say, `on_exit(worker, reason)` follows the last of it."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        control: socket.socket,
+        log: Path,
+        on_message: Callable[[wire.FromWorker], None],
+        on_exit: Callable[[str, str], None],
+    ) -> None:
+        self._process = process
+        self._control = control
+        self._log = log
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._links: dict[str, _Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._decoder = msgspec.msgpack.Decoder(zygote.FromZygote)
+        control.setblocking(False)
+
+    async def preload(self, modules: list[str]) -> float:
+        """Returns when the zygote can fork: the seconds since its start. Raises RuntimeError if it cannot."""
+        self._tell(zygote.Preload(modules=modules))
+        return await self._ready
+
+    async def fork(self, order: wire.WorkerOrder, log: Path) -> None:
+        """The worker's first word is WorkerReady; its end comes by `on_exit`."""
+        mine, its = socket.socketpair()
+        with its:
+            self._tell(zygote.Fork(order=order, log=str(log)), its.fileno())
+        mine.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=mine)
+        link = _Link(order.start.worker, writer, log)
+        link.listening = asyncio.create_task(self._listen(link, reader), name=f"listen to {link.worker}")
+        self._links[link.worker] = link
+
+    def send(self, message: wire.ToWorker) -> None:
+        """To the worker that the message names. A dead worker gets nothing: its end was or will be reported."""
+        link = self._links.get(message.worker)
+        if link is not None:
+            link.writer.write(wire.encode_message(message))
+
+    def kill(self, worker: str) -> None:
+        self._tell(zygote.Kill(worker=worker))
+
+    async def serve(self) -> str:
+        """Serve until the zygote ends; returns why. No zygote, no node: its workers have died with it."""
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._control, zygote.MAX_MESSAGE_BYTES):
+            match self._decoder.decode(data):
+                case zygote.Ready(seconds=seconds):
+                    self._ready.set_result(seconds)
+                case zygote.Failed(reason=reason):
+                    self._ready.set_exception(RuntimeError(f"the zygote cannot fork workers: {reason}"))
+                case zygote.Exited(worker=worker, code=code):
+                    task = asyncio.create_task(self._part_from(self._links.pop(worker), code))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+        code = await asyncio.to_thread(self._process.wait)
+        return f"the zygote ended: {describe_exit(code)}\n{log_tail(self._log)}"
+
+    def close(self) -> None:
+        """End the zygote and with it all workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._control.close()
+
+    def _tell(self, message: zygote.ToZygote, *fds: int) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: `serve` says so
+            socket.send_fds(self._control, [msgspec.msgpack.encode(message)], fds)
+
+    async def _listen(self, link: "_Link", reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                data = await reader.readexactly(size)
+                try:
+                    self._on_message(wire.decode_from_worker(data))
+                except Exception as error:
+                    link.fault = f"what it said could not be passed on: {type(error).__name__}: {error}"
+                    self.kill(link.worker)
+                    return
+
+    async def _part_from(self, link: "_Link", code: int) -> None:
+        """Everything the worker said is passed on before its end is."""
+        await asyncio.wait([link.listening], timeout=_LAST_WORDS_S)
+        link.listening.cancel()
+        link.writer.close()
+        self._on_exit(link.worker, f"{link.fault or describe_exit(code)}\n{log_tail(link.log)}")
+
+
+class _Link:
+    """The agent's end of one worker's socket."""
+
+    listening: "asyncio.Task[None]"
+
+    def __init__(self, worker: str, writer: asyncio.StreamWriter, log: Path) -> None:
+        self.worker = worker
+        self.writer = writer
+        self.log = log
+        self.fault = ""

@@ -1,0 +1,179 @@
+"""A node's zygote: one thread, every module that workers need already imported, and a fork for each worker.
+
+    python -m slurm.zygote FD PARENT      FD: the SEQPACKET socket to the agent, PARENT: the agent's pid
+                                          (behind processes.SHIELD: signals are ignored from the start)
+
+The agent sends Preload once, then Fork (with the worker's socket, by SCM_RIGHTS) and Kill; the zygote answers Ready
+or Failed, then Exited for each worker. End of file is the agent's death: the zygote leaves, and by PDEATHSIG its
+workers.
+Only a process of one thread forks safely, so nothing here may start another: neither gRPC nor an OpenMP pool.
+"""
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+from pipeline import wire
+from pipeline.processes import die_with_parent
+
+COMMON = ("pipeline.config", "pipeline.stage", "pyarrow.flight", "submitit.core.utils", "cloudpickle")
+"""What every worker needs, whatever its engine: imported before the agent knows the run's own modules."""
+
+MAX_MESSAGE_BYTES = 1 << 16
+
+
+class Preload(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Import these; a module's function `preload()`, if it has one, is called."""
+
+    modules: list[str]
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    order: wire.WorkerOrder
+    log: str
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    worker: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    seconds: float  # since the interpreter's start
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    reason: str
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    worker: str
+    code: int  # as subprocess gives it: negative for a signal
+
+
+ToZygote = Preload | Fork | Kill
+FromZygote = Ready | Failed | Exited
+
+_decoder = msgspec.msgpack.Decoder(ToZygote)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Zygote:
+    """Consumes the agent's orders and its children's deaths; waits for both at once."""
+
+    def __init__(self, control: socket.socket, started: float) -> None:
+        self._control = control
+        self._started = started
+        self._children: dict[int, str] = {}  # pidfd to worker
+
+    def serve(self) -> NoReturn:
+        while True:
+            readable, _, _ = select.select([self._control.fileno(), *self._children], [], [])
+            for fd in readable:
+                if fd == self._control.fileno():
+                    self._obey()
+                else:
+                    self._bury(fd)
+
+    def _obey(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(0)
+        match _decoder.decode(data):
+            case Preload(modules=modules):
+                self._preload(modules)
+            case Fork() as fork:
+                self._fork(fork, fds[0])
+            case Kill(worker=worker):
+                for pidfd, name in self._children.items():
+                    if name == worker:
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _say(self, message: FromZygote) -> None:
+        self._control.send(_encoder.encode(message))
+
+    def _preload(self, modules: list[str]) -> None:
+        try:
+            for module in modules:
+                prepare = getattr(importlib.import_module(module), "preload", None)
+                if prepare is not None:
+                    prepare()
+            threads = _thread_names()
+            if len(threads) > 1:
+                raise RuntimeError(f"importing {modules} left {len(threads)} threads: {threads}; only one may fork")
+        except Exception as error:
+            traceback.print_exc()
+            self._say(Failed(reason=f"{type(error).__name__}: {error}"))
+            return
+        # For good: a collection in a worker would walk the whole inherited heap and unshare its pages.
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        self._say(Ready(seconds=time.monotonic() - self._started))
+
+    def _fork(self, fork: Fork, fd: int) -> None:
+        zygote = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(fork, fd, zygote)
+        os.close(fd)
+        self._children[os.pidfd_open(pid)] = fork.order.start.worker
+
+    def _become_worker(self, fork: Fork, fd: int, zygote: int) -> NoReturn:
+        from pipeline.stage import resolve
+
+        code = 1
+        try:
+            die_with_parent(signal.SIGKILL, zygote)
+            self._control.close()
+            for pidfd in self._children:
+                os.close(pidfd)
+            log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            resolve(fork.order.start.main)(socket.socket(fileno=fd), fork.order)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _bury(self, pidfd: int) -> None:
+        info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        assert info is not None
+        os.close(pidfd)
+        code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        self._say(Exited(worker=self._children.pop(pidfd), code=code))
+
+
+def _thread_names() -> list[str]:
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+            names.append(file.read().strip())
+    return names
+
+
+def main(fd: int, parent: int) -> NoReturn:
+    started = time.monotonic()
+    die_with_parent(signal.SIGKILL, parent)
+    os.umask(0o077)  # what workers write is nobody else's
+    gc.disable()  # imports allocate much and free nothing
+    for module in COMMON:
+        importlib.import_module(module)
+    Zygote(socket.socket(fileno=fd), started).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

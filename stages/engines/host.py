@@ -1,0 +1,109 @@
+"""The thread-safe front of an engine: one thread steps it, any thread asks.
+
+Everything asked for goes through one inbox and is done between two steps, at a token boundary, in order. The loop
+consumes the inbox and the engine's outputs, produces outputs into each request's outbox, and waits only for the
+inbox, and only while the engine has nothing to do.
+"""
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from stages.engines.base import Engine, EngineCounts, Output, Request
+
+T = TypeVar("T")
+COUNTS_EVERY_S = 0.25
+
+
+class EngineHost:
+    """`on_counts` hears of changed counts at most four times a second."""
+
+    def __init__(self, engine: Engine, on_counts: Callable[[EngineCounts], None]) -> None:
+        self._engine = engine
+        self._on_counts = on_counts
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outboxes: dict[str, queue.SimpleQueue[Output]] = {}
+        self._counted = engine.counts()
+        self._counted_at = time.monotonic()
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engine answers with."""
+        return self._engine.version
+
+    def submit(self, requests: list[Request], outbox: "queue.SimpleQueue[Output]") -> None:
+        """Outputs arrive in `outbox`, the last of each request with a finish; "error" if the engine refuses it."""
+        self._inbox.put(lambda: self._add(requests, outbox))
+
+    def abort(self, ids: list[str] | None) -> None:
+        """Stop these requests (None: all). Each one's last output, finish "abort", arrives in its outbox."""
+        self._inbox.put(lambda: self._route(self._engine.abort(ids)))
+
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """Run `function` on the engine's thread, wait, return or raise what it does. Not from that thread."""
+        reply: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                reply.put((function(self._engine), None))
+            except BaseException as error:
+                reply.put((None, error))
+
+        self._inbox.put(run)
+        value, error = reply.get()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def post(self, function: Callable[[Engine], None]) -> None:
+        """Run `function` on the engine's thread, without waiting. What it raises ends the worker."""
+        self._inbox.put(lambda: function(self._engine))
+
+    def run(self) -> NoReturn:
+        """The engine's loop, on the thread that made the engine. Ends only by an exception."""
+        while True:
+            self._drain()
+            if self._engine.has_unfinished():
+                self._route(self._engine.step())
+            self._report(time.monotonic())
+
+    def _drain(self) -> None:
+        if not self._engine.has_unfinished():
+            self._wait()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()()
+
+    def _wait(self) -> None:
+        """Until something is asked; or until the last change of the counts is due, if it was not reported yet."""
+        due = self._counted_at + COUNTS_EVERY_S - time.monotonic()
+        pending = self._engine.counts() != self._counted
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=max(0.0, due) if pending else None)()
+
+    def _report(self, now: float) -> None:
+        if now - self._counted_at < COUNTS_EVERY_S:
+            return
+        counts = self._engine.counts()
+        if counts != self._counted:
+            self._counted, self._counted_at = counts, now
+            self._on_counts(counts)
+
+    def _add(self, requests: list[Request], outbox: "queue.SimpleQueue[Output]") -> None:
+        for request in requests:
+            try:
+                if request.id in self._outboxes:
+                    raise ValueError(f"request {request.id} is already running")
+                self._engine.add(request)
+            except ValueError as error:
+                print(f"request refused: {error}")
+                outbox.put(Output(id=request.id, finish="error"))
+            else:
+                self._outboxes[request.id] = outbox
+
+    def _route(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            outbox = self._outboxes.pop(output.id) if output.finish else self._outboxes[output.id]
+            outbox.put(output)

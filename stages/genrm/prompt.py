@@ -1,0 +1,86 @@
+"""The judge's prompt: a sandboxed Jinja template over the policy's prompt and response, rendered to one user message.
+
+The response is hostile: it is a value, never template source, and the tokenizer splits any control token that it
+spells. The ground truth is not given: what the judge cannot see, it cannot leak.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pipeline.core.errors import ConfigError
+from pipeline.data import Message
+from stages.text import Tokenizer
+
+VARIABLES = ("prompt", "response", "messages")
+"""prompt: the last user message; response: the policy's text; messages: the whole chat, [{role, content}]."""
+
+_SAMPLES = ("a response", "", "two\nlines; and {{ braces }}")
+
+
+class JudgePrompt:
+    """Renders the prompts of one judge. `template` is the text or a file's path, as in the config."""
+
+    def __init__(self, template: str, tokenizer: Tokenizer) -> None:
+        self._source = load_template(template)
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _template(self) -> Template:
+        return _environment().from_string(self._source)
+
+    @cached_property
+    def needs_messages(self) -> bool:
+        return "messages" in meta.find_undeclared_variables(_environment().parse(self._source))
+
+    def text(self, prompt: str, response: str, messages: Sequence[Message] = ()) -> str:
+        return self._template.render(prompt=prompt, response=response, messages=messages)
+
+    def ids(self, prompt: str, response: str, messages: Sequence[Message] = ()) -> list[int]:
+        """The token ids of the judge's chat up to where the judge begins."""
+        message = Message(role="user", content=self.text(prompt, response, messages))
+        return self._tokenizer.encode_chat([message])
+
+
+def load_template(template: str) -> str:
+    """The text of a template given as text or as the path of a file. Raises ConfigError if there is no such file."""
+    if "{{" in template or "{%" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"reward.genrm.template {template[:200]!r} is neither a template (it shows no {{{{ response }}}}) nor the "
+            f"path of a readable file: {type(error).__name__}"
+        ) from None
+
+
+def check_template(template: str) -> None:
+    """Raise ConfigError for a template that does not compile, does not show the response, reads an unknown variable
+    or fails on sample texts."""
+    source = load_template(template)
+    where = "reward.genrm.template"
+    try:
+        compiled = _environment().from_string(source)
+        variables = meta.find_undeclared_variables(_environment().parse(source)) - set(compiled.globals)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"{where}, line {error.lineno}: {error.message}") from None
+    if unknown := sorted(variables - set(VARIABLES)):
+        raise ConfigError(f"{where}: unknown variable {unknown[0]!r}; valid: {', '.join(VARIABLES)}")
+    if "response" not in variables:
+        raise ConfigError(f"{where}: it never shows the {{{{ response }}}} that is to be judged")
+    for response in _SAMPLES:
+        messages = [Message(role="user", content="a prompt")]
+        try:
+            text = compiled.render(prompt="a prompt", response=response, messages=messages)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(f"{where}: it fails on the response {response!r}: {error}") from None
+        if response and not text.strip():
+            raise ConfigError(f"{where}: it renders to nothing for the response {response!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)

@@ -1,0 +1,194 @@
+"""The life of a worker: start, tell that it is ready, run stage tasks, die.
+
+    main thread     makes the engine and steps it for ever; or makes the trainer and runs its tasks, one by one
+    reader thread   consumes the agent's messages; end of file is the end of the worker
+    task threads    one per stage task of an engine's worker
+
+Nothing here waits for a dead part: the agent's end closes the socket, and an exception in the loop ends the process.
+"""
+
+import contextvars
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pipeline import wire
+from pipeline.config import Config, load_resolved
+from pipeline.core.errors import UpdateRefused
+from pipeline.core.events import Role
+from pipeline.gps.store import Store
+from pipeline.run_folder import RunFolder
+from pipeline.stage import Order
+from stages.engines.base import Engine, EngineCounts
+from stages.engines.host import EngineHost
+from stages.start import make_engine, make_trainer
+from stages.task import Task, route_output
+
+if TYPE_CHECKING:
+    from pipeline.queue.client import QueueClient
+    from stages.rl.base import Trainer
+    from stages.text import Tokenizer
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Worker:
+    """What stage functions find as `task.worker`. Exactly one of `engine` and `trainer` is there.
+
+    `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's
+    endpoint; `checkpoint`, what a trainer starts from ("": the base model).
+    """
+
+    def __init__(self, order: wire.WorkerOrder) -> None:
+        self.name = order.start.worker
+        self.role = Role(order.start.role)
+        self.node = order.node
+        self.attempt = order.attempt
+        self.options: dict[str, Any] = order.start.options
+        self.run = RunFolder(Path(order.run))
+        self.config: Config = load_resolved(self.run.config)
+        self.policy = Store.attach(f"{order.gps}-policy")
+        self.genrm = Store.attach(f"{order.gps}-genrm")
+        self.engine: EngineHost | None = None
+        self.trainer: Trainer | None = None
+
+    @cached_property
+    def queue(self) -> "QueueClient":
+        """Connects at the first call: gRPC's threads are born after the last fork."""
+        from pipeline.queue.client import QueueClient
+
+        secret = (self.run.secrets / "queue.key").read_bytes()
+        return QueueClient(self.options["queue"], secret, self.attempt, self.config.limits.request_s)
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """Of the role's own model."""
+        from stages.text import load_tokenizer
+
+        models = self.config.model
+        model = models.genrm if self.role is Role.REWARD else models.policy
+        return load_tokenizer(model.path, models.trust_remote_code)
+
+
+class Service:
+    """The worker at work: the agent's messages in, the worker's reports out."""
+
+    def __init__(self, worker: Worker, sock: socket.socket) -> None:
+        self._worker = worker
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._tasks: dict[str, Task] = {}
+        self._for_main: queue.SimpleQueue[Task] = queue.SimpleQueue()  # the trainer's tasks
+
+    def say(self, message: wire.FromWorker) -> None:
+        """From any thread."""
+        with self._sending:
+            self._sock.sendall(wire.encode_message(message))
+
+    def read(self) -> NoReturn:
+        """The reader thread. Never waits for anything but the agent."""
+        stream = self._sock.makefile("rb")
+        try:
+            while head := stream.read(4):
+                self._take(wire.decode_to_worker(stream.read(int.from_bytes(head, "little"))))
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)  # the agent is gone
+
+    def _take(self, message: wire.ToWorker) -> None:
+        match message:
+            case wire.RunTask():
+                self._start(Task(self._worker, message, self.say))
+            case wire.LoadVersion():
+                self._load(message)
+            case _:
+                task = self._tasks.get(message.task)
+                if task is None:
+                    return  # it has ended; its TaskEnded is on the way and says so
+                match message:
+                    case wire.DispatchTask(ids=ids, turns=turns):
+                        task.give(Order("dispatch", tuple(ids), tuple(turns)))
+                    case wire.AbortTask(ids=ids):
+                        task.give(Order("abort", tuple(ids)))
+                    case wire.EndTask():
+                        task.end()
+
+    def _start(self, task: Task) -> None:
+        self._tasks[task.id] = task
+        if self._worker.trainer is not None:
+            self._for_main.put(task)
+        else:
+            threading.Thread(target=self._run, args=(task,), name=task.id, daemon=True).start()
+
+    def _run(self, task: Task) -> None:
+        contextvars.copy_context().run(task.run)
+        del self._tasks[task.id]
+
+    def run_tasks(self) -> NoReturn:
+        """The main thread of a trainer's worker: torch stays on the thread that made the model."""
+        while True:
+            self._run(self._for_main.get())
+
+    def report_counts(self, counts: EngineCounts) -> None:
+        self.say(
+            wire.Counts(
+                worker=self._worker.name,
+                running=counts.running,
+                waiting=counts.waiting,
+                num_tokens=counts.num_tokens,
+                rss_bytes=rss_bytes(),
+            )
+        )
+
+    def _load(self, message: wire.LoadVersion) -> None:
+        assert self._worker.engine is not None
+        self._worker.engine.post(lambda engine: self.say(self._loaded(engine, message)))
+
+    def _loaded(self, engine: Engine, message: wire.LoadVersion) -> wire.VersionLoaded | wire.UpdateFailed:
+        """On the engine's thread. A failed update is an event: the controller decides what becomes of the worker."""
+        worker, start = self._worker, time.monotonic()
+        try:
+            with worker.policy.read(message.version, worker.config.limits.publish_s) as reader:
+                engine.load(reader, message.probe)
+        except Exception as error:
+            reason = str(error) if isinstance(error, UpdateRefused) else traceback.format_exc()
+            print(f"version {message.version} was not loaded: {reason}")
+            return wire.UpdateFailed(worker=worker.name, version=message.version, reason=reason)
+        seconds = time.monotonic() - start
+        return wire.VersionLoaded(worker=worker.name, version=message.version, seconds=seconds)
+
+
+def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
+    """Called in a fresh fork of the zygote, on its main thread, with the socket to the agent."""
+    started = time.monotonic()
+    print(f"--- {order.start.worker} on {order.node}, attempt {order.attempt}, pid {os.getpid()}")
+    route_output()
+    worker = Worker(order)
+    sys.path.extend(worker.config.run.code_path)  # at the end: nothing of the user's may hide ours
+    service = Service(worker, sock)
+    loop: Callable[[], NoReturn]
+    if worker.role is Role.TRAIN:
+        worker.trainer = make_trainer(worker)
+        version, loop = worker.trainer.version, service.run_tasks
+    else:
+        engine = make_engine(worker, order.start.version)
+        worker.engine = EngineHost(engine, service.report_counts)
+        version, loop = engine.version, worker.engine.run
+    seconds = {"start": time.monotonic() - started}
+    service.say(wire.WorkerReady(worker=worker.name, version=version, pid=os.getpid(), seconds=seconds))
+    threading.Thread(target=service.read, name="reader", daemon=True).start()
+    loop()
+
+
+def rss_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES

@@ -1,0 +1,37 @@
+"""What tests have workers run: importable there, and light."""
+
+import os
+import socket
+import threading
+from typing import Any
+
+from submitit.core.utils import DelayedSubmission
+
+from pipeline import wire
+from pipeline.stage import current_task
+
+
+def here() -> Any:
+    """The running task. (A closure that names the context variable itself could not be pickled.)"""
+    return current_task.get()
+
+
+class Resumable:
+    """submitit's protocol: what `checkpoint` returns is to be submitted next."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def __call__(self) -> int:
+        here().next_order(10)
+        return self.done
+
+    def checkpoint(self) -> DelayedSubmission:
+        return DelayedSubmission(Resumable(self.done + 1))
+
+
+def deaf(sock: socket.socket, order: wire.WorkerOrder) -> None:
+    """A worker's main function that never looks at its socket again: it does not notice the agent's end."""
+    ready = wire.WorkerReady(worker=order.start.worker, version=0, pid=os.getpid(), seconds={})
+    sock.sendall(wire.encode_message(ready))
+    threading.Event().wait()
