@@ -7,7 +7,6 @@ It is the root of the run's process tree and the only one that reacts to signals
 
 import asyncio
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -17,21 +16,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
 from pipeline import wire
 from pipeline.channel import ControllerEnd, make_keys
-from pipeline.checkpoint import CheckpointStore
+from pipeline.checkpoint import CheckpointStore, Newest
 from pipeline.config import Config
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
+from pipeline.core.dag import STAGES
 from pipeline.core.errors import ChannelBroken, RunError
 from pipeline.core.events import Role
 from pipeline.core.fleet import Replicas
 from pipeline.journal import Journal
-from pipeline.metrics import step_row
-from pipeline.processes import SHIELD, describe_exit, dying_with, log_tail, python_command, python_environment
+from pipeline.metrics import Row, step_row
+from pipeline.processes import describe_exit, log_tail, when_ended
 from pipeline.queue.client import QueueClient
-from pipeline.run_folder import RunFolder, read_json, write_json
-from pipeline.shell import Executor, Node, Row, Shell, StepParts
+from pipeline.queue.process import QueueProcess
+from pipeline.run_folder import RunFolder, write_json
+from pipeline.shell import Executor, Node, Shell, StepParts
 from pipeline.status import StatusFile
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
@@ -82,7 +86,6 @@ class Controller:
         self.status = StatusFile(run, config, self.attempt, os.getpid())
         self.status.write()
         self._interrupts = 0
-        self._queue_process: subprocess.Popen[bytes] | None = None
         self._closing = False
 
     async def main(self) -> int:
@@ -92,7 +95,8 @@ class Controller:
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(sig, self._interrupt, sig)
         make_keys(self.run.secrets)
-        self._make_queue_key()
+        self.queue = QueueProcess(self.run, self.attempt, self._fail)
+        self.queue.make_key()
         self.channel = ControllerEnd(self.run.secrets, self.attempt)
         self.tracking = Tracking(self.run, self.config, self.attempt)
         self.metrics_log = MetricsLog(self.run.metrics)
@@ -105,15 +109,16 @@ class Controller:
             send=self._send,
             make_row=self._make_row,
             export=self._export,
+            newest_checkpoint=lambda: self._newest_checkpoint().path,
         )
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
-        self._start_queue_server()
+        self.queue.start()
         agents = self.cluster.start_agents(self.attempt, self.channel.endpoint)
         for agent in agents:
-            self._on_exit(agent, self._agent_ended)
+            when_ended(agent, self._agent_ended)
         status, reason = "failed", ""
         try:
-            self._find_checkpoint()
+            self.restored = self._newest_checkpoint()
             status, reason = await self._until_the_end()
         except Exception as error:  # the border of the process: the cause goes into the run's folder
             traceback.print_exc()
@@ -123,83 +128,27 @@ class Controller:
 
     # --- starting --------------------------------------------------------------------------------------------------
 
-    def _make_queue_key(self) -> None:
-        path = self.run.secrets / "queue.key"
-        if not path.exists():
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with open(fd, "wb") as file:
-                file.write(secrets.token_bytes(32))
-
-    def _start_queue_server(self, port: int = 0) -> None:
-        """The queue server dies with this process; if it dies before, it is started again on the same port."""
-        log = open(self.run.logs(self.attempt) / "queue.log", "ab")  # noqa: SIM115 - inherited by the child
-        command = python_command(
-            "pipeline.queue.server",
-            str(self.run.path),
-            str(self.attempt),
-            "--port",
-            str(port),
-            "--parent",
-            str(os.getpid()),
-        )
-        self._queue_process = subprocess.Popen(
-            [*SHIELD, *command],
-            env=python_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=dying_with(signal.SIGKILL),
-        )
-        log.close()
-        self._on_exit(self._queue_process, self._queue_server_ended)
-
-    def _queue_server_ended(self, returncode: int) -> None:
-        if self._closing:
-            return
-        endpoint = read_json(self._queue_endpoint_file)
-        if endpoint is None:
-            tail = log_tail(self.run.logs(self.attempt) / "queue.log")
-            self._fail(f"the queue server ended before it served ({describe_exit(returncode)})\n{tail}")
-            return
-        print(f"queue server: {describe_exit(returncode)}; started again", file=sys.stderr, flush=True)
-        self._start_queue_server(int(endpoint["endpoint"].rpartition(":")[2]))
-
-    @property
-    def _queue_endpoint_file(self) -> Path:
-        return self.run.secrets / f"queue-{self.attempt}.json"
-
-    def _find_checkpoint(self) -> None:
-        """The newest complete one, before any agent is welcomed; those that it had to skip are named."""
-        store = CheckpointStore(self.config.checkpoint.uri or str(self.run.checkpoints))
-        found = store.newest_complete()
+    def _newest_checkpoint(self) -> Newest:
+        """The newest complete one; those that had to be skipped are named."""
+        found = CheckpointStore(self.config.checkpoint.uri or str(self.run.checkpoints)).newest_complete()
         for name, why in found.skipped:
             print(f"checkpoint {name} is skipped: {why}", file=sys.stderr, flush=True)
-        self.version, self.shell.checkpoint = found.step, found.path
+        return found
 
     async def _work(self) -> None:
         """Connects to the queue, restores, then runs the shell to the end."""
-        endpoint = await self._queue_endpoint()
-        key = (self.run.secrets / "queue.key").read_bytes()
-        self.shell.queue = QueueClient(endpoint, key, self.attempt, self.config.limits.request_s)
+        limit_s = self.config.limits.request_s
+        endpoint = await self.queue.endpoint(limit_s)
+        self.shell.queue = QueueClient(endpoint, self.queue.make_key(), self.attempt, limit_s)
         await self.shell.run(await asyncio.to_thread(self._restore))
-
-    async def _queue_endpoint(self) -> str:
-        deadline = time.monotonic() + self.config.limits.request_s
-        while time.monotonic() < deadline and not self._closing:
-            found = read_json(self._queue_endpoint_file)
-            if found is not None:
-                return str(found["endpoint"])
-            await asyncio.sleep(_POLL_S)
-        tail = log_tail(self.run.logs(self.attempt) / "queue.log")
-        raise RunError(f"the queue server did not start within {self.config.limits.request_s} s\n{tail}")
 
     def _restore(self) -> ev.RunRestored:
         """What the queue's index holds above the checkpoint; metric rows are exported from there again."""
-        steps = self.shell.queue.restore(self.version, self.config.is_strict)
+        steps = self.shell.queue.restore(self.restored.step, self.config.is_strict)
         rows = self.shell.queue.step_rows(-1)
         self.metrics_log.rewrite(rows)
         self.tracking.resume(rows)
-        return ev.RunRestored(version=self.version, steps=tuple(steps))
+        return ev.RunRestored(version=self.restored.step, steps=tuple(steps))
 
     # --- the run ---------------------------------------------------------------------------------------------------
 
@@ -263,13 +212,22 @@ class Controller:
     def _welcome(self) -> wire.Welcome:
         policy, genrm = self.config.model.policy, self.config.model.genrm
         return wire.Welcome(
-            policy=f"{self.shell.checkpoint}/model" if self.version else policy.path,
+            policy=self._local_model() if self.restored.step else policy.path,
             policy_dtype=policy.dtype,
-            version=self.version,
+            version=self.restored.step,
             genrm=genrm.path,
             genrm_dtype=genrm.dtype,
             preload=preload(self.config),
         )
+
+    def _local_model(self) -> str:
+        """The restored checkpoint's model as a folder that agents can read: the run's folder is on a shared disk."""
+        fs, path = fsspec.url_to_fs(f"{self.restored.path}/model")
+        if isinstance(fs, LocalFileSystem):
+            return str(path)
+        copy = self.run.cache / f"step_{self.restored.step}" / "model"
+        fs.get(path, str(copy), recursive=True)
+        return str(copy)
 
     def _node_lost(self, peer: bytes, reason: str) -> None:
         node = next((n for n in self.shell.nodes.values() if n.peer == peer), None)
@@ -313,7 +271,7 @@ class Controller:
             self._node_lost(peer, str(error))
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
-        return step_row(step, parts, self.core.steps[step].seconds(), self.config)
+        return step_row(step, parts, *self.core.window(step))
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow."""
@@ -336,18 +294,6 @@ class Controller:
         if not self._broken.done():
             self._broken.set_exception(RunError(reason))
 
-    def _on_exit(self, process: subprocess.Popen[bytes], then: Callable[[int], None]) -> None:
-        """Call `then(returncode)` on the loop as soon as the process ends."""
-        loop = asyncio.get_running_loop()
-        fd = os.pidfd_open(process.pid)
-
-        def ended() -> None:
-            loop.remove_reader(fd)
-            os.close(fd)
-            then(process.wait())
-
-        loop.add_reader(fd, ended)
-
     async def _close(self, agents: list[subprocess.Popen[bytes]], status: str, reason: str) -> None:
         self._closing = True
         for node in list(self.shell.nodes.values()):
@@ -357,12 +303,11 @@ class Controller:
             await asyncio.sleep(_POLL_S)
         self.cluster.stop()
         self.channel.close()
-        if self._queue_process is not None:
-            self._queue_process.kill()  # what it acknowledged is durable
-            self._queue_process.wait()
+        self.queue.stop()
         await asyncio.to_thread(self.tracking.close, status)
         self._write_summary(status)
         error = None if status == "done" else {"reason": reason}
+        self.status.show(self.core, at_once=True)
         self.status.write(status=status, stage="", error=error, mlflow=self.tracking.location)
         write_json(self.run.ended, {"status": status, "attempt": self.attempt})
 
@@ -372,11 +317,11 @@ class Controller:
 
 
 def preload(config: Config) -> list[str]:
-    """What the zygote imports before it forks: only what this run's engines need."""
-    names = {config.rollout.engine.name, config.reward.genrm.engine.name}
-    modules = []
-    if "vllm" in names:
-        modules.append("stages.engines.vllm_start")
-    if config.trainer.strategy != "emulated":
-        modules.append("stages.engines.torch_start")
-    return modules
+    """What the zygote imports before it forks: all that this run's workers need, and nothing else."""
+    engines = {config.rollout.engine.name, config.reward.genrm.engine.name}
+    starts = ["stages.engines.vllm_start"] if "vllm" in engines else []
+    starts += ["stages.engines.torch_start"] if config.trainer.strategy != "emulated" else []
+    makers = [f"stages.engines.{name}" for name in sorted(engines)]
+    makers += ["stages.rl.emulated" if config.trainer.strategy == "emulated" else "stages.rl.trainer"]
+    paths = sorted({stage.path.partition(":")[0] for stage in STAGES if stage.path})
+    return [*starts, *makers, *paths, "stages.worker", "pipeline.queue.client"]

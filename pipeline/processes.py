@@ -7,6 +7,7 @@ outlive its parent, and only the controller reacts to signals: everything below 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,6 +54,21 @@ def python_environment(drop: Sequence[str] = (), **extra: str) -> dict[str, str]
     root = Path(__file__).resolve().parent.parent
     found = {} if root.name in ("site-packages", "dist-packages") else {"PYTHONPATH": str(root)}
     return {**kept, "PYTHONSAFEPATH": "1", **found, **extra}
+
+
+def when_ended(process: "subprocess.Popen[bytes]", then: Callable[[int], None]) -> None:
+    """Call `then(returncode)` on the running loop as soon as the process ends."""
+    import asyncio  # only the controller: not in the zygote, whose start everybody waits for
+
+    loop = asyncio.get_running_loop()
+    fd = os.pidfd_open(process.pid)
+
+    def ended() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        then(process.wait())
+
+    loop.add_reader(fd, ended)
 
 
 def describe_exit(returncode: int) -> str:

@@ -20,10 +20,10 @@ from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import STAGES
 from pipeline.journal import Journal
+from pipeline.metrics import Row
 from pipeline.queue.client import QueueClient
 from pipeline.stage import StageSpec, StageTask
 
-Row = dict[str, float]
 _PATHS = {stage.name: stage.path for stage in STAGES}
 
 
@@ -71,8 +71,6 @@ class StepParts:
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     num_sequences: tuple[int, int] = (0, 0)
     """(trained, dropped)"""
-    save_s: float = 0.0
-    """Time of the save that ran while this step did."""
     queue_depth: int = 0
 
 
@@ -89,19 +87,19 @@ class Shell:
         send: Callable[[bytes, wire.ToAgent], Awaitable[None]],
         make_row: Callable[[int, "StepParts"], Row],
         export: Callable[[int, Row], None],
+        newest_checkpoint: Callable[[], str],
     ) -> None:
         self.core, self.config, self.attempt = core, config, attempt
         self.executor: Executor
         self.queue: QueueClient
         self.nodes: dict[str, Node] = {}
         self.tasks: dict[str, RunningTask] = {}
-        self.checkpoint = ""
-        """The complete checkpoint that a new trainer starts from; "" for the base model."""
         self.parts: dict[int, StepParts] = {}
         self.latencies: list[float] = []
         """Seconds from the submission of a task to its start."""
         self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
+        self._newest_checkpoint = newest_checkpoint
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._probes: dict[int, wire.Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -181,7 +179,7 @@ class Shell:
     async def _start_worker(self, decision: de.StartWorker) -> None:
         options: dict[str, Any] = {"queue": self.queue.endpoint}
         if decision.role is ev.Role.TRAIN:
-            options["checkpoint"] = self.checkpoint
+            options["checkpoint"] = await self._call(self._newest_checkpoint)
         message = wire.StartWorker(
             worker=decision.worker,
             role=decision.role,
@@ -265,6 +263,7 @@ class Shell:
                 verdicts = tuple(ev.VerdictInfo(id=v.id, score=v.score, failure=v.failure) for v in message.verdicts)
                 self.post(ev.VerdictGiven(task=message.task, verdicts=verdicts))
             case wire.VersionLoaded():
+                self.step_parts(message.version).metrics.setdefault("load", []).append({"task_s/load": message.seconds})
                 self.post(ev.VersionLoaded(worker=message.worker, version=message.version))
             case wire.UpdateFailed():
                 self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))
@@ -285,9 +284,7 @@ class Shell:
         task.job.finish()
         ok, result, error = task.job.outcome()
         metrics = dict(result.get("metrics", {})) if ok else {}
-        if task.stage == "checkpoint":
-            self.step_parts(task.step + 1).save_s = time.monotonic() - task.submitted
-        else:
+        if task.stage != "checkpoint":  # the step's row is durable before its checkpoint is begun
             self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
         if ok and task.stage == "publish":
             self._probes[task.step] = msgspec.convert(result["probe"], wire.Probe)

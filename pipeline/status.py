@@ -50,9 +50,9 @@ class StatusFile:
             "cluster": config.cluster.kind,
         }
 
-    def show(self, core: Core) -> None:
+    def show(self, core: Core, at_once: bool = False) -> None:
         """Write the ledger's state, unless that was done a moment ago."""
-        if time.monotonic() - self._written < _PERIOD_S:
+        if time.monotonic() - self._written < _PERIOD_S and not at_once:
             return
         open_steps = [s for s in core.steps.values() if not s.is_closed]
         step = open_steps[-1] if open_steps else None
@@ -61,7 +61,7 @@ class StatusFile:
         for sequence in core.sequences.of_step(step.step) if step else ():
             counts[sequence.state] = counts.get(sequence.state, 0) + 1
         self.write(
-            step=step.step if step else self.value["step"],
+            step=step.step if step else max(core.steps, default=0),
             version=core.versions.current,
             stage=", ".join(running),
             sequences=counts,

@@ -8,6 +8,7 @@ import io
 import os
 import queue
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths, cloudpickle_dump, t
 from pipeline import wire
 from pipeline.core.events import SegmentInfo, VerdictInfo
 from pipeline.pickles import load_own
-from pipeline.stage import Order, StageSpec, current_task
+from pipeline.stage import Order, StageSpec, StageTask, current_task
 
 if TYPE_CHECKING:
     from stages.worker import Worker
@@ -108,8 +109,7 @@ class Task:
             _log.set(log)
             current_task.set(self)
             try:
-                outcome = ("success", self._call())
-                self._store(outcome)
+                self._store(("success", self._call()))
             except BaseException:
                 trace = traceback.format_exc()
                 log.write(trace)
@@ -121,7 +121,16 @@ class Task:
         self.spec = getattr(delayed.function, "spec", self.spec)
         self._delayed = delayed
         self._say(wire.TaskStarted(worker=self.worker.name, task=self.id))
-        return delayed.result()
+        started, waited_s = time.monotonic(), self.worker.queue_waited_s
+        result = delayed.result()
+        if isinstance(delayed.function, StageTask):  # where a stage's time went belongs into the step's row
+            result.setdefault("metrics", {}).update(
+                {
+                    f"task_s/{self.spec.stage}": time.monotonic() - started,
+                    f"queue_s/{self.spec.stage}": self.worker.queue_waited_s - waited_s,
+                }
+            )
+        return result
 
     def _store(self, outcome: tuple[str, object]) -> None:
         path = self.paths.result_pickle

@@ -68,6 +68,11 @@ class Worker:
         secret = (self.run.secrets / "queue.key").read_bytes()
         return QueueClient(self.options["queue"], secret, self.attempt, self.config.limits.request_s)
 
+    @property
+    def queue_waited_s(self) -> float:
+        """How long its tasks have waited for the queue so far."""
+        return self.queue.waited_s if "queue" in self.__dict__ else 0.0
+
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Of the role's own model."""
