@@ -1,6 +1,6 @@
 """What the queue keeps: Arrow schemas of what travels, row types of what callers see, states of the index.
 
-A sequence's row is identified by its id; a segment by (id, role, idx). `turn` fences writers: the owner of a
+A sequence's row is identified by its id; a segment by (id, idx). `turn` fences writers: the owner of a
 sequence is the task that claimed it with the highest (attempt, turn); the queue refuses any other write.
 """
 

@@ -1,0 +1,91 @@
+"""Group commit: many calls, one fdatasync and one COMMIT."""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from pipeline.queue.index import Index
+from pipeline.queue.segments import SegmentFiles
+
+T = TypeVar("T")
+MAX_GROUP = 64  # calls that share one COMMIT: bounds how long the first of them waits for the others
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    work: Callable[[], Any]
+    synced: bool
+    answer: Future[Any]
+
+
+class GroupCommit:
+    """Runs calls on one thread, in the order of their arrival, and answers them only when they are committed.
+
+    Invariant, for each group: batches written ▶ fdatasync of the segment file ▶ COMMIT of the index ▶ answers.
+    A call that raises leaves nothing in the index and does not harm its group.
+    """
+
+    def __init__(self, index: Index, files: SegmentFiles) -> None:
+        self._index = index
+        self._files = files
+        self._inbox: SimpleQueue[_Call] = SimpleQueue()
+        self.num_commits = 0
+        threading.Thread(target=self._run, name="queue-commit", daemon=True).start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that are not in a group yet."""
+        return self._inbox.qsize()
+
+    def call(self, work: Callable[[], T], synced: bool = True) -> T:
+        """The result of `work`, after the COMMIT that covers it; raises what `work` raised. Any thread.
+
+        Not `synced`: the COMMIT survives this process, but need not survive the machine.
+        """
+        answer: Future[T] = Future()
+        self._inbox.put(_Call(work, synced, answer))
+        return answer.result()
+
+    def _run(self) -> None:
+        """Consumes calls, produces answers; waits for the first call of a group; unblocked by `call`."""
+        while True:
+            group = self._next_group()
+            try:
+                results = self._perform(group)
+            except BaseException:
+                # What is durable is unknown after a failed sync or COMMIT, so this server may answer nothing more.
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            for call, result in zip(group, results, strict=True):
+                if isinstance(result, Exception):
+                    call.answer.set_exception(result)
+                else:
+                    call.answer.set_result(result)
+
+    def _next_group(self) -> list[_Call]:
+        group = [self._inbox.get()]
+        while len(group) < MAX_GROUP and not self._inbox.empty():
+            group.append(self._inbox.get())
+        return group
+
+    def _perform(self, group: list[_Call]) -> list[Any]:
+        """The result of each call, or the exception that it raised."""
+        results: list[Any] = []
+        self._index.begin(synced=any(call.synced for call in group))
+        for call in group:
+            try:
+                with self._index.part():
+                    results.append(call.work())
+            except Exception as error:
+                results.append(error)
+        self._files.sync()
+        self._index.commit()
+        self.num_commits += 1
+        return results
