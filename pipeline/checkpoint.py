@@ -44,6 +44,16 @@ class Newest(NamedTuple):
     skipped: list[tuple[str, str]]
 
 
+def local_model(checkpoint: str, copies: str) -> str:
+    """The checkpoint's model/ as a local folder; what lies elsewhere is copied below `copies` first."""
+    fs, path = fsspec.url_to_fs(f"{checkpoint}/model")
+    if isinstance(fs, LocalFileSystem):
+        return str(path)
+    copy = f"{copies}/{checkpoint.rstrip('/').rpartition('/')[2]}/model"
+    fs.get(path, copy, recursive=True)
+    return copy
+
+
 class Checkpoint:
     """A complete checkpoint, to read from. Raises RunError where a file is not what the manifest says."""
 

@@ -16,12 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from pipeline import wire
 from pipeline.channel import ControllerEnd, make_keys
-from pipeline.checkpoint import CheckpointStore, Newest
+from pipeline.checkpoint import CheckpointStore, Newest, local_model
 from pipeline.config import Config
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
@@ -212,22 +209,13 @@ class Controller:
     def _welcome(self) -> wire.Welcome:
         policy, genrm = self.config.model.policy, self.config.model.genrm
         return wire.Welcome(
-            policy=self._local_model() if self.restored.step else policy.path,
+            policy=local_model(self.restored.path, str(self.run.cache)) if self.restored.step else policy.path,
             policy_dtype=policy.dtype,
             version=self.restored.step,
             genrm=genrm.path,
             genrm_dtype=genrm.dtype,
             preload=preload(self.config),
         )
-
-    def _local_model(self) -> str:
-        """The restored checkpoint's model as a folder that agents can read: the run's folder is on a shared disk."""
-        fs, path = fsspec.url_to_fs(f"{self.restored.path}/model")
-        if isinstance(fs, LocalFileSystem):
-            return str(path)
-        copy = self.run.cache / f"step_{self.restored.step}" / "model"
-        fs.get(path, str(copy), recursive=True)
-        return str(copy)
 
     def _node_lost(self, peer: bytes, reason: str) -> None:
         node = next((n for n in self.shell.nodes.values() if n.peer == peer), None)
