@@ -335,7 +335,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--policy-seed", type=int, default=100)
     parser.add_argument("--data-seed", type=int, default=0)
     parser.add_argument("--genrm-steps", type=int, default=1800)
-    parser.add_argument("--policy-steps", type=int, default=350)
+    parser.add_argument("--policy-steps", type=int, default=400)
     return Options(**vars(parser.parse_args(argv)))
 
 

@@ -32,6 +32,10 @@ def weights_of(trainer: HfTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def publish(trainer: HfTrainer, store: Store) -> dict[str, torch.Tensor]:
     with store.write(trainer.version, 1.0) as writer:
         trainer.publish(writer)
