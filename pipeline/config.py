@@ -1,0 +1,381 @@
+"""The configuration tree. The models below are the documentation: one field, one line.
+
+A run's YAML files are composed from left to right, then dotted overrides (`trainer.lr=1e-6`) are applied, then
+everything is validated once. A wrong key or value stops at submit with its path and what is valid.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
+from pipeline.config_errors import explain
+from pipeline.config_paths import with_absolute_inputs
+from pipeline.core.errors import ConfigError
+from pipeline.run_folder import write_atomic
+
+
+def _float_from_text(value: Any) -> Any:
+    """The schema says that `"1e-6"` is a number. A bool is none."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number") from None
+
+
+def _int_from_text(value: Any) -> Any:
+    """`"16"`, `16.0` and `1.6e1` are whole numbers."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            value = _float_from_text(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _paths(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Float = Annotated[float, BeforeValidator(_float_from_text)]
+Int = Annotated[int, BeforeValidator(_int_from_text)]
+Share = Annotated[Float, Field(ge=0, lt=1)]
+Paths = Annotated[list[str], BeforeValidator(_paths)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Run(Section):
+    name: str = Field(default="run", min_length=1, description="Name of the run; its folder is `root/name`")
+    root: str = Field(default="runs", description="Where run folders are made")
+    seed: Int = Field(
+        default=0, ge=0, lt=2**31, description="Seeds the sampler, the sampling and the order of training"
+    )
+    determinism: Literal["default", "strict"] = Field(
+        default="default", description="strict: bit-for-bit repeatable, slower"
+    )
+    code_path: Paths = Field(default=[], description="Folders added to sys.path of workers, for the user's own modules")
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if "/" in name or name in (".", "..") or not name.isprintable():
+            raise ValueError("a name is one line without '/', and not '.' or '..'")
+        return name
+
+
+class Cluster(Section):
+    kind: Literal["local", "slurm"] = "local"
+    nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
+    slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
+    env: dict[str, str] = Field(default={}, description="Environment variables of workers")
+
+
+class Model(Section):
+    path: str = Field(description="Folder with config.json, *.safetensors and a tokenizer; or `emulated`")
+    dtype: Dtype = Field(default="bfloat16", description="Type that weights are stored and served in")
+    tensor_parallel: Int = Field(default=1, ge=1)
+
+
+class Models(Section):
+    policy: Model
+    genrm: Model
+    trust_remote_code: bool = False
+
+
+class Data(Section):
+    train_files: Paths = Field(min_length=1, description="jsonl or parquet, local or any fsspec URL")
+    val_files: Paths = []
+    prompt_key: str = "prompt"
+    max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; longer prompts are refused at submit")
+    train_batch_size: Int = Field(default=16, ge=1, description="Prompts per step")
+    shuffle: bool = True
+
+
+class EngineOptions(Section):
+    name: Literal["vllm", "emulated"] = "vllm"
+    kv_cache_bytes: Int = Field(default=64 << 20, ge=1 << 20, description="Bytes of KV cache per replica")
+    max_num_seqs: Int = Field(default=128, ge=1, description="Sequences that a replica runs at once")
+    enable_prefix_caching: bool = True
+    options: dict[str, Any] = Field(default={}, description="Passed to the engine as they are")
+
+
+class Rollout(Section):
+    n: Int = Field(default=8, ge=2, description="Responses per prompt (the group)")
+    temperature: Float = Field(default=1.0, gt=0)
+    max_response_length: Int = Field(default=1024, ge=1, description="Tokens")
+    flush_s: Float = Field(default=1.0, gt=0, description="Unfinished sequences' tokens are made durable this often")
+    engine: EngineOptions = EngineOptions()
+
+
+class Verdict(Section):
+    """How the judge's generated text becomes a score."""
+
+    kind: Literal["choice", "number"] = "choice"
+    marker: str = Field(default="Verdict:", min_length=1, description="The verdict follows the last one of these")
+    choices: dict[str, Float] = Field(
+        default={"yes": 1.0, "no": 0.0}, min_length=1, description="kind: choice; word to score"
+    )
+    minimum: Float = Field(default=0.0, description="kind: number")
+    maximum: Float = Field(default=1.0, description="kind: number")
+    reasoning_end: str = Field(
+        default="", description="Ends the reasoning (`</think>`); what precedes it gives no score"
+    )
+    structured: bool = Field(default=False, description="Force the form of the verdict in the engine")
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> "Verdict":
+        if self.minimum >= self.maximum:
+            raise ValueError(f"minimum {self.minimum} is not below maximum {self.maximum}")
+        return self
+
+
+class GenRM(Section):
+    template: str = Field(description="Jinja template (text or a file's path) of the judge's user message")
+    verdict: Verdict = Verdict()
+    max_tokens: Int = Field(default=256, ge=1)
+    temperature: Float = Field(default=0.0, ge=0)
+    timeout_s: Float = Field(default=60.0, gt=0)
+    retries: Int = Field(default=1, ge=0, description="For transient failures: timeout, empty, truncated, unparsed")
+    engine: EngineOptions = EngineOptions()
+
+
+class Reward(Section):
+    genrm: GenRM
+    permute_verdicts: bool = Field(
+        default=False, description="Test switch: shuffle the scores within each step, so that nothing can be learnt"
+    )
+
+
+class KL(Section):
+    coef: Float = Field(default=0.0, ge=0, description="Weight of the KL term to the base model; 0: no reference model")
+    estimator: Literal["k2", "k3"] = "k3"
+
+
+class Algorithm(Section):
+    adv_estimator: Literal["grpo"] = "grpo"
+    norm_adv_by_std: bool = True
+    clip_ratio_low: Float = Field(default=0.2, ge=0, lt=1)
+    clip_ratio_high: Float = Field(default=0.28, ge=0)
+    kl: KL = KL()
+    loss_agg_mode: Literal["token-mean"] = "token-mean"
+    staleness: Literal[0] = Field(default=0, description="Largest lag, in versions, of a trained token")
+    filter_groups: bool = Field(default=True, description="Groups whose scores are all equal do not count in the mean")
+
+
+class Trainer(Section):
+    total_training_steps: Int = Field(ge=1)
+    updates_per_step: Int = Field(default=1, ge=1, description="Optimizer steps per step, over whole groups")
+    micro_batch_tokens: Int = Field(default=16384, ge=1, description="Padded tokens per forward pass")
+    lr: Float = Field(default=1e-6, gt=0)
+    betas: Annotated[tuple[Share, Share], BeforeValidator(_pair)] = (0.9, 0.95)
+    weight_decay: Float = Field(default=0.0, ge=0)
+    grad_clip: Float = Field(default=1.0, gt=0)
+    max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
+    strategy: Literal["single", "emulated"] = "single"
+    options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
+
+
+class RolePlacement(Section):
+    replicas: Int = Field(default=1, ge=1)
+    slots: Int = Field(default=1, ge=1, description="Slots per replica")
+
+
+class Roles(Section):
+    rollout: RolePlacement = RolePlacement()
+    reward: RolePlacement = RolePlacement()
+    train: RolePlacement = RolePlacement()
+
+
+class Placement(Section):
+    mode: Literal["disaggregated"] = "disaggregated"
+    roles: Roles = Roles()
+
+
+class Checkpoint(Section):
+    uri: str = Field(default="", description="Any fsspec URL; empty: the run folder's checkpoints/")
+    save_freq: Int = Field(default=10, ge=1, description="Steps between checkpoints; the last step is always saved")
+    keep: Int = Field(default=2, ge=1)
+
+
+class Evaluate(Section):
+    freq: Int = Field(
+        default=0, ge=0, description="Steps between evaluations; 0: never. Also before the first step and at the end"
+    )
+    num_prompts: Int = Field(default=256, ge=1)
+    samples: Int = Field(default=1, ge=1, description="Responses per prompt")
+    seed: Int = Field(default=1, ge=0)
+    function: str = Field(
+        default="", description="module:name of compute_score(data_source, solution_str, ground_truth, extra_info)"
+    )
+
+
+class Tracking(Section):
+    uri: str = Field(
+        default="",
+        description="MLflow URI; empty: MLFLOW_TRACKING_URI, else the run folder's mlflow.db; `none`: no MLflow",
+    )
+    experiment: str = Field(default="pivot-pipeline", min_length=1)
+
+
+class Limits(Section):
+    heartbeat_s: Float = Field(default=5.0, gt=0, description="A silent node is lost after this")
+    engine_start_s: Float = Field(default=180.0, gt=0)
+    request_s: Float = Field(default=30.0, gt=0, description="One call to the queue server")
+    stage_s: Float = Field(default=3600.0, gt=0, description="One stage task")
+    publish_s: Float = Field(default=120.0, gt=0)
+    save_s: Float = Field(default=600.0, gt=0)
+    restarts: Int = Field(default=3, ge=0, description="Deaths of one worker without progress in between")
+
+
+class Config(Section):
+    run: Run = Run()
+    cluster: Cluster = Cluster()
+    model: Models
+    data: Data
+    rollout: Rollout = Rollout()
+    reward: Reward
+    algorithm: Algorithm = Algorithm()
+    trainer: Trainer
+    placement: Placement = Placement()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    tracking: Tracking = Tracking()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _slots_suffice(self) -> "Config":
+        roles = self.placement.roles
+        wanted = sum(r.replicas * r.slots for r in (roles.rollout, roles.reward, roles.train))
+        have = self.cluster.nodes * self.cluster.slots_per_node
+        if wanted > have:
+            raise ValueError(
+                f"placement.roles want {wanted} slots, the cluster has {have} "
+                f"(cluster.nodes {self.cluster.nodes} x cluster.slots_per_node {self.cluster.slots_per_node})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_suffice(self) -> "Config":
+        if self.trainer.updates_per_step > self.data.train_batch_size:
+            raise ValueError(
+                f"trainer.updates_per_step {self.trainer.updates_per_step} exceeds data.train_batch_size "
+                f"{self.data.train_batch_size}: an update needs at least one whole group"
+            )
+        return self
+
+    @property
+    def is_strict(self) -> bool:
+        return self.run.determinism == "strict"
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.data.train_batch_size * self.rollout.n
+
+    @property
+    def is_emulated(self) -> bool:
+        """No part of the run needs torch or vLLM."""
+        names = {self.rollout.engine.name, self.reward.genrm.engine.name, self.trainer.strategy}
+        return names == {"emulated"}
+
+
+def packaged_configs() -> Path:
+    """The folder of the configs that come with the package (in a wheel: inside it; in a checkout: beside it)."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def load_files(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
+    """Compose YAML files from left to right, then overrides `a.b=c`; validate once. Paths become absolute.
+
+    A relative path of a file, model or template is looked for in the working directory, then in the folder of the
+    YAML file that names it, then among the packaged configs; a template's file is replaced by its text. Raises
+    ConfigError with one line for each wrong key, type or value.
+    """
+    tree: Tree = {}
+    sources: Sources = {}
+    for file in (find_config(path) for path in paths):
+        part = with_absolute_inputs(read_tree(file), [Path.cwd(), file.parent, packaged_configs()])
+        tree = merge(tree, part)
+        sources |= {path: file.name for path, _ in leaves(part)}
+    for override in overrides:
+        path, value = parse_override(override)
+        tree = merge(tree, with_absolute_inputs(nest(path, value), [Path.cwd(), packaged_configs()]))
+        sources[path] = "override"
+    config = _validated(tree, sources, " + ".join(str(path) for path in paths) or "(no file)")
+    return _with_absolute_outputs(config)
+
+
+def save_resolved(config: Config, path: Path) -> None:
+    """Write the whole configuration, so that a resume needs neither the files nor the folder it was made from."""
+    write_atomic(path, dump(config.model_dump(mode="json")))
+
+
+def load_resolved(path: Path) -> Config:
+    """Read what `save_resolved` wrote. Nothing is looked for, nothing depends on the working directory."""
+    return _validated(read_tree(path), {}, str(path))
+
+
+def without_secrets(config: Config) -> str:
+    """The configuration as YAML that may be shown: no passwords in URIs, no values of secret-looking variables."""
+    tree = config.model_dump(mode="json")
+    env = tree["cluster"]["env"]
+    tree["cluster"]["env"] = {key: "***" if _SECRET_NAME.search(key) else value for key, value in env.items()}
+    return without_passwords(dump(tree))
+
+
+def without_passwords(text: str) -> str:
+    """The text with the user and password of each URI in it masked."""
+    return _CREDENTIALS.sub("://***@", text)
+
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, else the packaged one of that name (`configs/quickstart.yaml` works from a wheel)."""
+    packaged = packaged_configs()
+    for candidate in (Path(path), packaged / path, packaged.parent / path):
+        if candidate.is_file():
+            return candidate.absolute()
+    names = ", ".join(sorted(f"configs/{p.name}" for p in packaged.glob("*.yaml")))
+    raise ConfigError(f"no such configuration file: {path} (in {Path.cwd()}); packaged ones: {names}")
+
+
+def _validated(tree: Tree, sources: Sources, name: str) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise explain(error, Config, sources, name) from None
+
+
+def _with_absolute_outputs(config: Config) -> Config:
+    """What the run writes lies where it was submitted, whoever resumes it from elsewhere."""
+    uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+    sqlite = re.fullmatch(r"(sqlite:///)([^/].*)", uri)
+    checkpoints = config.checkpoint.uri
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"root": os.path.abspath(Path(config.run.root).expanduser())}),
+            "tracking": config.tracking.model_copy(
+                update={"uri": sqlite[1] + os.path.abspath(sqlite[2]) if sqlite else uri}
+            ),
+            "checkpoint": config.checkpoint.model_copy(
+                update={
+                    "uri": os.path.abspath(checkpoints) if checkpoints and "://" not in checkpoints else checkpoints
+                }
+            ),
+        }
+    )

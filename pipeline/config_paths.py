@@ -1,0 +1,59 @@
+"""Where the files are that a configuration names, before it is validated."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.compose import Tree, merge, nest
+from pipeline.core.errors import ConfigError
+
+_INPUTS = (
+    ("run", "code_path"),
+    ("data", "train_files"),
+    ("data", "val_files"),
+    ("model", "policy", "path"),
+    ("model", "genrm", "path"),
+)
+_TEMPLATE = ("reward", "genrm", "template")
+
+
+def with_absolute_inputs(tree: Tree, folders: list[Path]) -> Tree:
+    """Replace relative paths, and the template's path by its text, at the known places of an unvalidated tree.
+
+    What has a wrong type is left alone: the validation says so. Raises ConfigError for a template that is no file.
+    """
+    for place in _INPUTS:
+        tree = _replaced(tree, place, lambda text: _looked_up(text, folders))
+    return _replaced(tree, _TEMPLATE, lambda text: _template_text(text, folders))
+
+
+def _replaced(tree: Tree, path: tuple[str, ...], change: Callable[[str], str]) -> Tree:
+    value: Any = tree
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, str):
+        return merge(tree, nest(path, change(value)))
+    if isinstance(value, list):
+        return merge(tree, nest(path, [change(v) if isinstance(v, str) else v for v in value]))
+    return tree
+
+
+def _looked_up(text: str, folders: list[Path]) -> str:
+    """Where the file is; the first folder's path if it is nowhere, so that the message about it names a place."""
+    if "://" in text or text in ("", "emulated"):
+        return text
+    candidates = [os.path.abspath(folder / Path(text).expanduser()) for folder in folders]
+    return next((c for c in candidates if os.path.exists(c)), candidates[0])
+
+
+def _template_text(text: str, folders: list[Path]) -> str:
+    if "\n" in text or "{" in text:
+        return text
+    path = Path(_looked_up(text, folders))
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if path.suffix in (".jinja", ".jinja2", ".j2", ".txt"):
+        places = ", ".join(str(folder) for folder in folders)
+        raise ConfigError(f"reward.genrm.template: no such file: {text} (looked in {places})")
+    return text

@@ -1,0 +1,105 @@
+"""The metric row of a step: what its stage tasks measured, merged, and what follows from it. Pure.
+
+Names are those of the field (`critic/score/mean`, `actor/pg_loss`, `timing_s/rollout`, `perf/throughput`); ours have
+their own prefixes (`genrm/`, `queue/`, `mismatch/`, `tracking/`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+Row = dict[str, float | None]
+"""Metric name to value; None stands for a value that was not finite. A row is JSON."""
+Span = tuple[str, float, float]
+"""A stage, when it began and when it ended, in seconds of one clock."""
+
+_TIMING = {"checkpoint": "save_checkpoint", "batch": "queue", "record": "queue"}
+"""Stages whose time has another name; `queue` is the writing of batches and rows to the queue's index."""
+_COUNTS = ("rollout/num_", "genrm/num_", "genrm/failed_")
+"""Additive: every replica reports its own share."""
+TRAINED, DROPPED = "queue/num_trained", "queue/num_dropped"
+
+
+class Parts(Protocol):
+    """What a step left behind: the metrics of each stage's tasks, (trained, dropped), and the longest wait."""
+
+    @property
+    def metrics(self) -> Mapping[str, Sequence[Mapping[str, float]]]: ...
+    @property
+    def num_sequences(self) -> tuple[int, int]: ...
+    @property
+    def queue_depth(self) -> int: ...
+
+
+def step_row(step: int, parts: Parts, spans: Iterable[Span], began: float, ended: float) -> Row:
+    """The row of `step`, which lasted from `began` to `ended` (the end of the step before, and its own).
+
+    `spans` are the stages that ran in between, on the same clock; one may overlap another (a save runs beside the
+    next rollout). `timing_s/control` is the time in which none of them ran. `perf/throughput` counts the response
+    tokens of the step's batch, those of groups without variance too, per second of the whole step.
+    """
+    row = _merged(task for tasks in parts.metrics.values() for task in tasks)
+    row["training/global_step"] = float(step)
+    row["queue/depth"] = float(parts.queue_depth)
+    row[TRAINED], row[DROPPED] = map(float, parts.num_sequences)
+    row |= _judge(row) | _times(list(spans), began, ended)
+    row["timing_s/control"] += _idle(row)
+    if "response_length/mean" in row and "train/num_sequences" in row:
+        tokens = round(row["response_length/mean"] * row["train/num_sequences"])
+        row["perf/total_num_tokens"] = float(tokens)
+        row["perf/throughput"] = tokens / max(ended - began, 1e-9)
+    return only_finite(row)
+
+
+def only_finite(row: Mapping[str, float | None]) -> Row:
+    """The row with None for values that are not finite, and their number as `tracking/nonfinite`."""
+    clean = {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
+    return clean | {"tracking/nonfinite": float(sum(value is None for value in clean.values()))}
+
+
+def _merged(tasks: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Counts are added up; of any other name the last task's value holds (a task that was repeated)."""
+    row: dict[str, float] = {}
+    for metrics in tasks:
+        for name, value in metrics.items():
+            row[name] = row.get(name, 0.0) + value if name.startswith(_COUNTS) else float(value)
+    return row
+
+
+def _judge(row: Mapping[str, float]) -> dict[str, float]:
+    """Rates of the generative judge. `wrong` and `correct` are what the exact checker says, where there is one."""
+    rates = {
+        "genrm/fail_rate": ("genrm/num_failed", "genrm/num_verdicts"),
+        "genrm/out_tokens/mean": ("genrm/num_tokens", "genrm/num_verdicts"),
+        "genrm/false_positive_rate": ("genrm/num_false_positive", "genrm/num_wrong"),
+        "genrm/false_negative_rate": ("genrm/num_false_negative", "genrm/num_correct"),
+    }
+    return {name: row.get(part, 0.0) / row[whole] for name, (part, whole) in rates.items() if row.get(whole)}
+
+
+def _times(spans: list[Span], began: float, ended: float) -> dict[str, float]:
+    times: dict[str, list[tuple[float, float]]] = {}
+    for stage, start, end in spans:
+        clipped = (max(start, began), min(end, ended))
+        times.setdefault(_TIMING.get(stage, stage), []).append(clipped)
+    seconds = {f"timing_s/{stage}": _covered(pieces) for stage, pieces in times.items()}
+    seconds["timing_s/step"] = seconds["perf/time_per_step"] = ended - began
+    seconds["timing_s/control"] = ended - began - _covered([p for pieces in times.values() for p in pieces])
+    return seconds
+
+
+def _idle(row: Mapping[str, float]) -> float:
+    """Time within the stages in which their tasks did not work yet or any more: messages, decisions, processes."""
+    stages = ("prompts", "rollout", "reward", "train", "publish", "evaluate")
+    spent = {stage: row.get(f"task_s/{stage}", 0.0) for stage in stages}
+    spent["publish"] += row.get("task_s/load", 0.0)
+    return sum(max(0.0, row[f"timing_s/{s}"] - spent[s]) for s in stages if f"timing_s/{s}" in row and spent[s])
+
+
+def _covered(pieces: list[tuple[float, float]]) -> float:
+    """Length of the union of the intervals."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(pieces):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

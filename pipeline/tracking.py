@@ -1,0 +1,291 @@
+"""Metric rows to metrics.jsonl and MLflow. Nothing here can stop or delay training.
+
+Rows are durable in the queue's index; both exports are keyed by step, so that each step stands there once, whatever
+happened in between. MLflow lives in a thread of its own: it is imported and opened there, and while its server does
+not answer the rows wait here (and stand in metrics.jsonl) until it does. This module alone imports mlflow.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from pipeline.config import Config, without_passwords, without_secrets
+from pipeline.metrics import Row, only_finite
+from pipeline.run_folder import RunFolder, read_json, write_atomic, write_json
+
+_STEP = "training/global_step"
+"""Its highest value says up to which step MLflow has the rows."""
+_END_STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_ENVIRONMENT = {
+    # A call fails within seconds; the rows wait here, not in the client.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it would print a password
+}
+_BATCH = 1000
+"""MLflow takes no more metrics in one call."""
+_LONGEST_NAME = 250
+
+
+class MetricsLog:
+    """metrics.jsonl: one line per step, ascending. The first row of a step holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = max((step for step, _ in self.rows()), default=-1)
+
+    def rows(self) -> list[tuple[int, Row]]:
+        """All rows; a torn last line (its writer was killed) is none."""
+        rows = []
+        lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+        for line in lines[:-1]:
+            row = json.loads(line)
+            rows.append((row.pop("step"), row))
+        return rows
+
+    def append(self, step: int, row: Mapping[str, float | None]) -> None:
+        if step > self._last:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(_line(step, row))
+            self._last = step
+
+    def rewrite(self, rows: Iterable[tuple[int, Mapping[str, float | None]]]) -> None:
+        """Make the file what the durable rows say, in one step. A row without a time keeps the one it has here."""
+        times = {step: {"time": row["time"]} for step, row in self.rows() if "time" in row}
+        ordered = sorted(dict(rows).items())
+        write_atomic(self._path, "".join(_line(step, times.get(step, {}) | dict(row)) for step, row in ordered))
+        self._last = ordered[-1][0] if ordered else -1
+
+
+def _line(step: int, row: Mapping[str, float | None]) -> str:
+    return json.dumps({"step": step, "time": time.time(), **only_finite(row)}, allow_nan=False) + "\n"
+
+
+class Tracking:
+    """The run's side of MLflow. Every method returns at once (`close` within its limit) and none raises.
+
+    `retry_s`: first wait after a failure; it doubles up to 32 times that.
+    """
+
+    def __init__(self, run: RunFolder, config: Config, attempt: int, retry_s: float = 1.0) -> None:
+        self.location: dict[str, str] | None = None
+        """Where the run is found, once it was opened: `uri` (without a password) and `run_id`."""
+        self._run, self._config, self._attempt, self._retry_s = run, config, attempt, retry_s
+        self._is_off = config.tracking.uri == "none"
+        self._pending: deque[tuple[int, Mapping[str, float | None]]] = deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._end: str | None = None
+        self._deadline = math.inf
+
+    def resume(self, rows: Iterable[tuple[int, Mapping[str, float | None]]]) -> None:
+        """The durable rows of earlier attempts: what MLflow does not have yet is sent."""
+        for step, row in rows:
+            self.log(step, row)
+
+    def log(self, step: int, row: Mapping[str, float | None]) -> None:
+        with self._wake:
+            self._pending.append((step, row))
+            self._wake.notify()
+
+    def open(self) -> None:
+        """Start the thread. Importing and opening MLflow takes seconds of one core: call it once the engines are up."""
+        if self._thread is None and not self._is_off:
+            self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+            self._thread.start()
+
+    def close(self, status: str, timeout_s: float = 30.0) -> bool:
+        """Send what waits and the run's true end; True if all arrived within `timeout_s`.
+
+        A run that neither has rows nor was ever opened (a failed start) is not opened for its end.
+        """
+        with self._wake:
+            self._end, self._deadline = _END_STATUS[status], time.monotonic() + timeout_s
+            self._wake.notify()
+        if self._pending or _run_file(self._run).exists():
+            self.open()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._pending or self._thread.is_alive():
+            _say(f"{len(self._pending)} rows did not reach MLflow; they stand in {self._run.metrics}")
+            return False
+        return True
+
+    def _work(self) -> None:
+        """Consumes rows, produces calls to MLflow; ends after the run's end was sent. Waits for rows, and after a
+        failure for the next try; `close` unblocks both."""
+        session: _Session | None = None
+        failures = 0
+        while time.monotonic() < self._deadline:
+            try:
+                session = session or _Session(self._run, self._config, self._attempt)
+                self.location = session.location
+                self._send_all(session)
+                if failures:
+                    _say("MLflow answers again; everything was sent")
+                failures = 0
+                if self._end is not None:
+                    session.client.set_terminated(session.run_id, self._end)
+                    return
+            except Exception as error:  # the border: tracking never raises into training
+                session = None  # a new one reads back what arrived
+                failures += 1
+                if failures == 1:
+                    _say(f"MLflow does not answer; rows wait until it does: {type(error).__name__}: {error}")
+            with self._wake:
+                if failures:
+                    self._wake.wait_for(lambda: self._end, min(self._retry_s * 2 ** min(failures - 1, 5), 60))
+                    if self._end is not None:
+                        self._wake.wait(min(self._retry_s, 0.5))
+                else:
+                    self._wake.wait_for(lambda: self._pending or self._end)
+
+    def _send_all(self, session: "_Session") -> None:
+        while self._pending:
+            step, row = self._pending[0]
+            if step > session.last_step:
+                session.send(step, row)
+            self._pending.popleft()
+        session.describe()
+
+
+class _Session:
+    """One run of one MLflow server, found or made. Every call may raise."""
+
+    def __init__(self, run: RunFolder, config: Config, attempt: int) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+
+        uri = config.tracking.uri or f"sqlite:///{quote(str(run.mlflow_db), safe='/ ')}"
+        self._mlflow, self._run, self._config = mlflow, run, config
+        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        self.run_id = self._find_or_make(uri)
+        self.location = {"uri": without_passwords(uri), "run_id": self.run_id}
+        known = self.client.get_run(self.run_id)
+        self.last_step = int(known.data.metrics.get(_STEP, -1))
+        self._is_described = bool(known.data.params)
+        if known.info.status != "RUNNING":
+            self.client.update_run(self.run_id, status="RUNNING")
+        self.client.set_tag(self.run_id, "attempt", str(attempt))
+
+    def _find_or_make(self, uri: str) -> str:
+        """The run is found by its own key, so a lost reply to its making does not make a second one."""
+        path = _run_file(self._run)
+        note = read_json(path) or {"key": uuid.uuid4().hex}
+        if "run_id" in note:
+            return str(note["run_id"])
+        write_json(path, note)
+        experiment = self._experiment(uri)
+        found = self.client.search_runs([experiment], f"tags.pivot_run = '{note['key']}'")
+        tags = {
+            "pivot_run": note["key"],
+            "run_name": self._run.name,
+            "deployment_mode": self._config.placement.mode,
+            **_git_sha(),
+        }
+        made = found[0] if found else self.client.create_run(experiment, run_name=self._run.name, tags=tags)
+        write_json(path, note | {"run_id": made.info.run_id})
+        return str(made.info.run_id)
+
+    def _experiment(self, uri: str) -> str:
+        name = self._config.tracking.experiment
+        found = self.client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        # MLflow's own default is ./mlruns, wherever the process happens to stand
+        folder = Path(unquote(uri.removeprefix("sqlite:///"))).parent if uri.startswith("sqlite:///") else None
+        place = (folder / "mlartifacts").as_uri() if folder else None
+        return str(self.client.create_experiment(name, artifact_location=place))
+
+    def send(self, step: int, row: Mapping[str, float | None]) -> None:
+        """One batch; a row that MLflow refuses as malformed is given up, with a message."""
+        at = int((row.get("time") or time.time()) * 1000)
+        values = {metric_name(k): v for k, v in only_finite(row).items() if k != "time" and v is not None}
+        values[_STEP] = values.pop(_STEP, float(step))  # last: it says that the row is complete
+        metrics = [self._mlflow.entities.Metric(name, value, at, step) for name, value in values.items()]
+        try:
+            for start in range(0, len(metrics), _BATCH):
+                self.client.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
+        except self._mlflow.MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            _say(f"MLflow refused the row of step {step}: {error}")
+        self.last_step = step
+
+    def describe(self) -> None:
+        """Once per run, after its first rows: the main parameters, and the whole configuration as an artifact."""
+        if self._is_described:
+            return
+        params = [self._mlflow.entities.Param(name, str(value)) for name, value in key_params(self._config).items()]
+        self.client.log_batch(self.run_id, params=params)
+        self._is_described = True
+        try:
+            self.client.log_text(self.run_id, without_secrets(self._config), "config.yaml")
+        except Exception as error:  # an artifact store of its own may be out of reach: the metrics are not
+            _say(f"config.yaml is not among MLflow's artifacts: {type(error).__name__}: {error}")
+
+
+def metric_name(name: str) -> str:
+    """The name as MLflow takes it: letters, digits and `_-. :/`; no leading or double slash."""
+    name = re.sub(r"[^A-Za-z0-9_.:/ -]", "_", name.replace("@", "_at_"))
+    parts = [p for p in name.split("/") if p not in ("", ".", "..")]
+    return "/".join(parts)[:_LONGEST_NAME] or "_"
+
+
+def key_params(config: Config) -> dict[str, Any]:
+    """What one compares runs by; everything else is in the artifact."""
+    return {
+        "run.seed": config.run.seed,
+        "run.determinism": config.run.determinism,
+        "cluster.kind": config.cluster.kind,
+        "model.policy.path": config.model.policy.path,
+        "model.policy.dtype": config.model.policy.dtype,
+        "model.genrm.path": config.model.genrm.path,
+        "data.train_batch_size": config.data.train_batch_size,
+        "rollout.n": config.rollout.n,
+        "rollout.temperature": config.rollout.temperature,
+        "rollout.max_response_length": config.rollout.max_response_length,
+        "algorithm.adv_estimator": config.algorithm.adv_estimator,
+        "algorithm.clip_ratio_low": config.algorithm.clip_ratio_low,
+        "algorithm.clip_ratio_high": config.algorithm.clip_ratio_high,
+        "algorithm.kl.coef": config.algorithm.kl.coef,
+        "algorithm.staleness": config.algorithm.staleness,
+        "trainer.total_training_steps": config.trainer.total_training_steps,
+        "trainer.updates_per_step": config.trainer.updates_per_step,
+        "trainer.lr": config.trainer.lr,
+        "placement.mode": config.placement.mode,
+    }
+
+
+def _run_file(run: RunFolder) -> Path:
+    return run.path / "mlflow_run.json"
+
+
+def _git_sha() -> dict[str, str]:
+    """The commit of the checkout that this package lies in, if it does."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {"git_sha": found.stdout.strip()} if found.returncode == 0 else {}
+
+
+def _say(text: str) -> None:
+    print(f"tracking: {without_passwords(text)}", file=sys.stderr, flush=True)
