@@ -1,35 +1,46 @@
 """The journal of events: one JSON line per event that the core took, for replay in tests and for debugging."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from pipeline.core.errors import RunError
 from pipeline.core.events import EVENTS, Event
 
 
 class Journal:
-    """Appends to `path`; a torn last line (the writer was killed) is ignored by `read`."""
+    """Appends to `path`; an event is written before the core takes it.
+
+    In Python's JSON, which keeps all that an event can hold: numbers that are not finite, text with lone surrogates.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the controller
+        self._file = open(path, "ab")  # noqa: SIM115 - lives as long as the controller
 
     def write(self, event: Event, at: float) -> None:
         line = {"at": at, "wall": time.time(), "event": type(event).__name__, **msgspec.to_builtins(event)}
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
 def read_journal(path: Path) -> Iterator[tuple[float, Event]]:
-    """The events in the order in which the core took them, each with its time."""
-    for line in path.read_bytes().split(b"\n"):
+    """The events in the order in which the core took them, each with its time: equal to what was written, bit for bit.
+
+    A torn last line (the writer was killed) is left out. Raises RunError for any other line that is damaged.
+    """
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
-            entry = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            return
-        at, kind = entry.pop("at"), EVENTS[entry.pop("event")]
-        entry.pop("wall")
-        yield at, msgspec.convert(entry, kind)
+            entry = json.loads(line)
+            at, kind = entry.pop("at"), EVENTS[entry.pop("event")]
+            del entry["wall"]
+            event: Event = msgspec.convert(entry, kind)
+        except (ValueError, KeyError) as error:
+            raise RunError(f"{path}, line {number}: not an event of this version: {error!r}") from error
+        yield at, event

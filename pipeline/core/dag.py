@@ -68,7 +68,12 @@ STAGES: tuple[Stage, ...] = (
             After(stage="checkpoint", lag=1),
         ),
     ),
-    Stage(name="publish", role=Role.TRAIN, path="stages.train:publish", after=(After(stage="train"),)),
+    Stage(
+        name="publish",
+        role=Role.TRAIN,
+        path="stages.train:publish",
+        after=(After(stage="train"), After(stage="evaluate", lag=1)),  # else the version would go while it is evaluated
+    ),
     Stage(name="evaluate", role=Role.ROLLOUT, path="stages.evaluate:evaluate", after=(After(stage="publish"),)),
     Stage(name="record", role=None, after=(After(stage="publish"), After(stage="evaluate"))),
     Stage(
@@ -107,22 +112,25 @@ class StepProgress:
         return cls(step, {s.name: Progress.SKIPPED if s.name in skip else Progress.PENDING for s in STAGES})
 
     @classmethod
-    def closed(cls, step: int) -> "StepProgress":
-        """A step that a checkpoint covers."""
-        return cls(step, {s.name: Progress.DONE for s in STAGES})
+    def closed(cls, step: int, skip: set[str] | None = None) -> "StepProgress":
+        """A step of which nothing is left to do; without `skip`: one that a checkpoint covers."""
+        return cls(step, {s.name: Progress.SKIPPED if s.name in (skip or ()) else Progress.DONE for s in STAGES})
 
     def is_over(self, stage: str) -> bool:
-        return self.stages[stage] in (Progress.DONE, Progress.SKIPPED)
+        progress = self.stages[stage]
+        return progress is Progress.DONE or progress is Progress.SKIPPED
 
     @property
     def is_closed(self) -> bool:
-        return all(self.is_over(s) for s in self.stages)
+        found = self.stages.values()
+        return Progress.PENDING not in found and Progress.RUNNING not in found
 
     def begin(self, stage: str, now: float) -> None:
         assert self.stages[stage] is Progress.PENDING, (self.step, stage, self.stages[stage])
         self.stages[stage] = Progress.RUNNING
         self.tasks[stage] = {}
         self.started[stage] = now
+        self.ended.pop(stage, None)
 
     def finish(self, stage: str, now: float) -> None:
         assert self.stages[stage] is Progress.RUNNING, (self.step, stage, self.stages[stage])
@@ -137,6 +145,4 @@ class StepProgress:
 
 def is_ready(stage: Stage, this: StepProgress, before: StepProgress) -> bool:
     """All stages that it waits for are over, in this step and in the one before."""
-    return this.stages[stage.name] is Progress.PENDING and all(
-        (before if a.lag else this).is_over(a.stage) for a in stage.after
-    )
+    return all((before if a.lag else this).is_over(a.stage) for a in stage.after)

@@ -71,10 +71,12 @@ class RestoredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRestored:
-    """Always the first event: the version of the checkpoint (0: the base model) and the steps above it."""
+    """Always the first event: the version of the checkpoint (0: the base model), the steps above it, and the steps
+    whose metric row is durable, so that they need not be evaluated again."""
 
     version: int
     steps: tuple[RestoredStep, ...] = ()
+    recorded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

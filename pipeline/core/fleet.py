@@ -1,11 +1,12 @@
 """The ledger: nodes, slots, and the life of a worker.
 
-    STARTING ▶ READY ▶ DEAD ▶ STARTING (a new process under the same name, `limits.restarts` times without progress)
+    PLANNED ▶ STARTING ▶ READY ⇄ LOADING ▶ FENCED ▶ DEAD ▶ STARTING (a new process under the same name)
 
 A binding (role, replica, node, slots) is planned here first; the agents' reports make it observed. A slot belongs to
-at most one living binding.
+at most one binding.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -13,22 +14,98 @@ from pipeline.core.events import Role
 
 
 class WorkerState(StrEnum):
+    PLANNED = "planned"
     STARTING = "starting"
     READY = "ready"
+    LOADING = "loading"
+    FENCED = "fenced"
     DEAD = "dead"
+
+
+class WorkerChange(StrEnum):
+    """What happens to a worker."""
+
+    STARTED = "started"
+    REPORTED = "reported"
+    ASKED = "asked"
+    LOADED = "loaded"
+    REFUSED = "refused"
+    DIED = "died"
+
+
+LIFE: Mapping[tuple[WorkerState, WorkerChange], WorkerState] = {
+    (WorkerState.PLANNED, WorkerChange.STARTED): WorkerState.STARTING,
+    (WorkerState.STARTING, WorkerChange.REPORTED): WorkerState.READY,
+    (WorkerState.STARTING, WorkerChange.DIED): WorkerState.DEAD,
+    (WorkerState.READY, WorkerChange.ASKED): WorkerState.LOADING,
+    (WorkerState.READY, WorkerChange.DIED): WorkerState.DEAD,
+    (WorkerState.LOADING, WorkerChange.LOADED): WorkerState.READY,
+    (WorkerState.LOADING, WorkerChange.REFUSED): WorkerState.FENCED,
+    (WorkerState.LOADING, WorkerChange.DIED): WorkerState.DEAD,
+    (WorkerState.FENCED, WorkerChange.DIED): WorkerState.DEAD,
+    (WorkerState.DEAD, WorkerChange.STARTED): WorkerState.STARTING,
+}
+"""The life of a worker; what is not in it is illegal."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One replica's binding and its life. `deaths` counts those since the last progress of the run."""
+    """One replica's binding and its life. `deaths` counts those since the last progress of the run.
+
+    `version` is what it serves, `asked` what it was last asked to load.
+    """
 
     name: str
     role: Role
     node: str
     slots: tuple[int, ...]
-    state: WorkerState = WorkerState.STARTING
+    state: WorkerState = WorkerState.PLANNED
     version: int = 0
+    asked: int = -1
     deaths: int = 0
+
+    def start(self, version: int) -> None:
+        """A new process is started; it will serve `version`."""
+        moved = self._move(WorkerChange.STARTED)
+        assert moved, self
+        self.version = version
+
+    def report(self, version: int) -> bool:
+        """It can be given work. False, and nothing changes, if it is not expected to report."""
+        if not self._move(WorkerChange.REPORTED):
+            return False
+        self.version = version
+        return True
+
+    def ask(self, version: int) -> None:
+        moved = self._move(WorkerChange.ASKED)
+        assert moved, self
+        self.asked = version
+
+    def load(self, version: int) -> bool:
+        """It serves the version that it was asked for. False if it was not asked for this one."""
+        if version != self.asked or not self._move(WorkerChange.LOADED):
+            return False
+        self.version = version
+        return True
+
+    def refuse(self, version: int) -> bool:
+        """It could not load the version, and gets no work any more. False if it was not asked for this one."""
+        return version == self.asked and self._move(WorkerChange.REFUSED)
+
+    def die(self) -> bool:
+        """False if it has died before."""
+        if not self._move(WorkerChange.DIED):
+            return False
+        self.deaths += 1
+        return True
+
+    def _move(self, change: WorkerChange) -> bool:
+        after = LIFE.get((self.state, change))
+        if after is None:
+            return False
+        self.state = after
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +152,16 @@ class Fleet:
         return {node: len(self.free_slots(node)) for node in self.nodes}
 
     def ready(self, role: Role) -> list[Worker]:
-        return [w for w in self.workers.values() if w.role is role and w.state is WorkerState.READY]
+        """Those that can be given work."""
+        return self._of(role, WorkerState.READY)
+
+    def loading(self, role: Role) -> list[Worker]:
+        return self._of(role, WorkerState.LOADING)
 
     def progress(self) -> None:
         """The run got further: deaths before this do not count any more."""
         for worker in self.workers.values():
             worker.deaths = 0
+
+    def _of(self, role: Role, state: WorkerState) -> list[Worker]:
+        return [w for w in self.workers.values() if w.role is role and w.state is state]

@@ -1,16 +1,17 @@
 """The life of a sequence: one response, from admission to training.
 
     WAITING(rollout) ▶ RUNNING(rollout) ▶ WAITING(reward) ▶ RUNNING(reward) ▶ SCORED ▶ BATCHED ▶ TRAINED
-    DROPPED(reason) from any of them; an abort takes RUNNING to the front of WAITING of the same role.
+    SCORED ▶ DROPPED(reason); an abort takes RUNNING to the front of WAITING of the same role.
 
 Invariants: a sequence is in one place; its turn only grows; its tokens only grow; the versions of its segments
 never decrease.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from pipeline.core.events import Finish, RestoredSequence, Role, SegmentInfo, VerdictInfo
 
@@ -24,6 +25,69 @@ class SequenceState(StrEnum):
     DROPPED = "dropped"
 
 
+class Place(NamedTuple):
+    """Where a sequence is; `role` serves it while it is WAITING or RUNNING."""
+
+    state: SequenceState
+    role: Role | None = None
+
+    def __str__(self) -> str:
+        return f"{self.state.upper()}({self.role})" if self.role else self.state.upper()
+
+
+class SequenceChange(StrEnum):
+    """What happens to a sequence."""
+
+    DISPATCHED = "dispatched"
+    FLUSHED = "flushed"
+    GENERATED = "generated"
+    JUDGED = "judged"
+    ABORTED = "aborted"
+    RELEASED = "released"
+    BATCHED = "batched"
+    DROPPED = "dropped"
+    TRAINED = "trained"
+
+
+WAITING = {role: Place(SequenceState.WAITING, role) for role in (Role.ROLLOUT, Role.REWARD)}
+RUNNING = {role: Place(SequenceState.RUNNING, role) for role in (Role.ROLLOUT, Role.REWARD)}
+SCORED, BATCHED = Place(SequenceState.SCORED), Place(SequenceState.BATCHED)
+TRAINED, DROPPED = Place(SequenceState.TRAINED), Place(SequenceState.DROPPED)
+
+LIFE: Mapping[tuple[Place, SequenceChange], Place] = {
+    (WAITING[Role.ROLLOUT], SequenceChange.DISPATCHED): RUNNING[Role.ROLLOUT],
+    (RUNNING[Role.ROLLOUT], SequenceChange.FLUSHED): RUNNING[Role.ROLLOUT],
+    (RUNNING[Role.ROLLOUT], SequenceChange.ABORTED): WAITING[Role.ROLLOUT],
+    (RUNNING[Role.ROLLOUT], SequenceChange.RELEASED): WAITING[Role.ROLLOUT],
+    (RUNNING[Role.ROLLOUT], SequenceChange.GENERATED): WAITING[Role.REWARD],
+    (WAITING[Role.REWARD], SequenceChange.DISPATCHED): RUNNING[Role.REWARD],
+    (RUNNING[Role.REWARD], SequenceChange.ABORTED): WAITING[Role.REWARD],
+    (RUNNING[Role.REWARD], SequenceChange.RELEASED): WAITING[Role.REWARD],
+    (RUNNING[Role.REWARD], SequenceChange.JUDGED): SCORED,
+    (SCORED, SequenceChange.BATCHED): BATCHED,
+    (SCORED, SequenceChange.DROPPED): DROPPED,
+    (BATCHED, SequenceChange.TRAINED): TRAINED,
+}
+"""The life of a sequence; what is not in it is illegal. Nothing leads out of TRAINED and DROPPED."""
+
+CHANGE_OF = {
+    Finish.FLUSH: SequenceChange.FLUSHED,
+    Finish.ABORT: SequenceChange.ABORTED,
+    Finish.STOP: SequenceChange.GENERATED,
+    Finish.LENGTH: SequenceChange.GENERATED,
+}
+"""What the end of a segment does to its sequence."""
+
+RESTORED_TO = {
+    "admitted": WAITING[Role.ROLLOUT],
+    "generated": WAITING[Role.REWARD],
+    "scored": SCORED,
+    "batched": BATCHED,
+    "dropped": DROPPED,
+}
+"""Where a sequence goes on that the queue's index holds in this state."""
+
+
 @dataclass(slots=True)
 class Sequence:
     """`task` owns it while it is RUNNING; `turn` counts its dispatches in this attempt."""
@@ -31,16 +95,20 @@ class Sequence:
     id: str
     step: int
     group: str
-    role: Role = Role.ROLLOUT
-    state: SequenceState = SequenceState.WAITING
+    place: Place = WAITING[Role.ROLLOUT]
     task: str = ""
     turn: int = 0
     num_tokens: int = 0
+    num_segments: int = 0
     min_version: int | None = None
     max_version: int | None = None
     score: float | None = None
     failure: str = ""
     reason: str = ""
+
+    @property
+    def state(self) -> SequenceState:
+        return self.place.state
 
 
 def group_of(seq_id: str) -> str:
@@ -54,7 +122,7 @@ class Sequences:
     def __init__(self) -> None:
         self._by_id: dict[str, Sequence] = {}
         self._by_step: dict[int, list[str]] = {}
-        self.waiting: dict[Role, deque[str]] = {Role.ROLLOUT: deque(), Role.REWARD: deque()}
+        self.waiting: dict[Place, deque[str]] = {place: deque() for place in WAITING.values()}
 
     def __getitem__(self, seq_id: str) -> Sequence:
         return self._by_id[seq_id]
@@ -67,110 +135,118 @@ class Sequences:
         return [self._by_id[i] for i in self._by_step.get(step, ())]
 
     def running_on(self, task: str) -> Iterator[Sequence]:
-        return (s for s in self._by_id.values() if s.state is SequenceState.RUNNING and s.task == task)
+        return (s for s in self._by_id.values() if s.task == task)
 
     def admit(self, step: int, ids: Iterable[str]) -> None:
         """Known ids are left as they are: admission is repeated after a crash."""
         for seq_id in ids:
             if seq_id not in self._by_id:
                 self._insert(Sequence(id=seq_id, step=step, group=group_of(seq_id)))
-                self.waiting[Role.ROLLOUT].append(seq_id)
         self._by_step.get(step, []).sort()
 
     def restore(self, step: int, stored: RestoredSequence) -> None:
-        """Take over what the queue's index holds after a crash."""
-        seq = Sequence(
-            id=stored.id,
-            step=step,
-            group=group_of(stored.id),
-            num_tokens=stored.num_tokens,
-            min_version=stored.min_version,
-            max_version=stored.max_version,
-            score=stored.score,
-            failure=stored.failure,
+        """Take over what the queue's index holds after a crash. Raises ValueError for a state that it cannot hold."""
+        if stored.state not in RESTORED_TO:
+            raise ValueError(f"sequence {stored.id} restored in unknown state {stored.state!r}")
+        self._insert(
+            Sequence(
+                id=stored.id,
+                step=step,
+                group=group_of(stored.id),
+                place=RESTORED_TO[stored.state],
+                num_tokens=stored.num_tokens,
+                num_segments=stored.num_segments,
+                min_version=stored.min_version,
+                max_version=stored.max_version,
+                score=stored.score,
+                failure=stored.failure,
+            )
         )
-        self._insert(seq)
-        match stored.state:
-            case "admitted":
-                self.waiting[Role.ROLLOUT].append(seq.id)
-            case "generated":
-                seq.role = Role.REWARD
-                self.waiting[Role.REWARD].append(seq.id)
-            case "scored" | "batched" | "trained" | "dropped":
-                seq.role = Role.REWARD
-                seq.state = SequenceState(stored.state)
-            case other:
-                raise ValueError(f"sequence {stored.id} restored in unknown state {other!r}")
 
     def dispatch(self, seq_id: str, task: str) -> int:
         """WAITING ▶ RUNNING; returns the turn."""
         seq = self._by_id[seq_id]
-        assert seq.state is SequenceState.WAITING, seq
-        self.waiting[seq.role].remove(seq_id)
-        seq.state, seq.task, seq.turn = SequenceState.RUNNING, task, seq.turn + 1
+        self._must_move(seq, SequenceChange.DISPATCHED)
+        seq.task, seq.turn = task, seq.turn + 1
         return seq.turn
 
     def close(self, task: str, segment: SegmentInfo) -> bool:
-        """A segment of a RUNNING rollout was closed. False, and nothing changes, if `task` does not own it."""
-        seq = self._by_id.get(segment.id)
-        if seq is None or seq.state is not SequenceState.RUNNING or seq.task != task or seq.role is not Role.ROLLOUT:
+        """A segment of a RUNNING sequence was closed. False, and nothing changes, for what was reported before, by
+        another task than its owner, or of a sequence that has no such segments."""
+        seq = self._owned(task, segment.id)
+        if seq is None or (segment.num_tokens and segment.idx < seq.num_segments):
+            return False
+        if not self._move(seq, CHANGE_OF[segment.finish]):
             return False
         if segment.num_tokens:
             assert seq.max_version is None or segment.version >= seq.max_version, (seq, segment)
             seq.num_tokens += segment.num_tokens
+            seq.num_segments = segment.idx + 1
             seq.min_version = segment.version if seq.min_version is None else seq.min_version
             seq.max_version = segment.version
-        match segment.finish:
-            case Finish.FLUSH:
-                pass
-            case Finish.ABORT:
-                self._wait_in_front(seq)
-            case Finish.STOP | Finish.LENGTH:
-                seq.role, seq.state, seq.task = Role.REWARD, SequenceState.WAITING, ""
-                self.waiting[Role.REWARD].append(seq.id)
         return True
 
     def judge(self, task: str, verdict: VerdictInfo) -> bool:
         """RUNNING(reward) ▶ SCORED, with a score or a failure. False if `task` does not own it."""
-        seq = self._by_id.get(verdict.id)
-        if seq is None or seq.state is not SequenceState.RUNNING or seq.task != task or seq.role is not Role.REWARD:
+        seq = self._owned(task, verdict.id)
+        if seq is None or not self._move(seq, SequenceChange.JUDGED):
             return False
-        seq.state, seq.task = SequenceState.SCORED, ""
         seq.score, seq.failure = verdict.score, verdict.failure
         return True
 
     def release(self, task: str) -> None:
         """The task is gone: what it ran waits again, in front, in submission order."""
         for seq in sorted(self.running_on(task), key=lambda s: s.id, reverse=True):
-            self._wait_in_front(seq)
+            self._must_move(seq, SequenceChange.RELEASED)
 
     def batch(self, step: int, ids: Iterable[str], dropped: Iterable[tuple[str, str]]) -> None:
         for seq_id in ids:
             seq = self._by_id[seq_id]
-            assert seq.state is SequenceState.SCORED and seq.score is not None and seq.step == step, seq
-            seq.state = SequenceState.BATCHED
+            assert seq.score is not None and seq.step == step, seq
+            self._must_move(seq, SequenceChange.BATCHED)
         for seq_id, reason in dropped:
-            self._by_id[seq_id].state = SequenceState.DROPPED
+            self._must_move(self._by_id[seq_id], SequenceChange.DROPPED)
             self._by_id[seq_id].reason = reason
 
     def trained(self, step: int) -> None:
+        """Those that were trained before (the trainer was lost since) stay so."""
         for seq in self.of_step(step):
-            if seq.state is SequenceState.BATCHED:
-                seq.state = SequenceState.TRAINED
+            self._move(seq, SequenceChange.TRAINED)
 
     def forget(self, step: int) -> None:
         """The step is recorded: its sequences have ended their lives."""
         for seq_id in self._by_step.pop(step, ()):
             seq = self._by_id.pop(seq_id)
-            assert seq.state in (SequenceState.TRAINED, SequenceState.DROPPED), seq
+            assert seq.place in (TRAINED, DROPPED), seq
 
     def _insert(self, seq: Sequence) -> None:
         self._by_id[seq.id] = seq
         self._by_step.setdefault(seq.step, []).append(seq.id)
+        if seq.place in self.waiting:
+            self.waiting[seq.place].append(seq.id)
 
-    def _wait_in_front(self, seq: Sequence) -> None:
-        seq.state, seq.task = SequenceState.WAITING, ""
-        self.waiting[seq.role].appendleft(seq.id)
+    def _owned(self, task: str, seq_id: str) -> Sequence | None:
+        seq = self._by_id.get(seq_id)
+        return seq if seq is not None and seq.task and seq.task == task else None
+
+    def _must_move(self, seq: Sequence, change: SequenceChange) -> None:
+        moved = self._move(seq, change)
+        assert moved, (change, seq)
+
+    def _move(self, seq: Sequence, change: SequenceChange) -> bool:
+        """Take the change if it is legal, and keep the two queues in step with it. Else False: nothing changes."""
+        after = LIFE.get((seq.place, change))
+        if after is None:
+            return False
+        before, seq.place = seq.place, after
+        if before in self.waiting:
+            self.waiting[before].remove(seq.id)
+        if after in self.waiting:
+            queue = self.waiting[after]
+            (queue.append if change is SequenceChange.GENERATED else queue.appendleft)(seq.id)
+        if after.state is not SequenceState.RUNNING:
+            seq.task = ""
+        return True
 
 
 def plan_batch(sequences: Iterable[Sequence]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -1,44 +1,68 @@
 """The life of a weight version.
 
-    WRITTEN ▶ SEALED ▶ (loaded by each rollout replica) ▶ RETIRED when a newer one is sealed
+    UNWRITTEN ▶ WRITTEN ▶ SEALED ▶ RETIRED when the next one is sealed
 
-A written version is in shared memory but invisible; sealing makes it the current one on every node. Versions only
-grow.
+A written version is in shared memory but invisible; sealing makes it the current one on every node, and rollout
+replicas load it. Versions only grow.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class VersionState(StrEnum):
+    UNWRITTEN = "unwritten"
     WRITTEN = "written"
     SEALED = "sealed"
     RETIRED = "retired"
 
 
+class VersionChange(StrEnum):
+    """What happens to a version."""
+
+    WRITTEN = "written"
+    SEALED = "sealed"
+    SUPERSEDED = "superseded"
+
+
+LIFE: Mapping[tuple[VersionState, VersionChange], VersionState] = {
+    (VersionState.UNWRITTEN, VersionChange.WRITTEN): VersionState.WRITTEN,
+    (VersionState.WRITTEN, VersionChange.SEALED): VersionState.SEALED,
+    (VersionState.SEALED, VersionChange.SUPERSEDED): VersionState.RETIRED,
+}
+"""The life of a weight version; what is not in it is illegal."""
+
+
 @dataclass(slots=True)
 class Versions:
-    """`current` is the newest sealed version; `written` waits to be sealed (None: nothing does)."""
+    """`current` is the newest sealed version. It and the one being published are in shared memory."""
 
     current: int = 0
-    written: int | None = None
+    _states: dict[int, VersionState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._states = {self.current: VersionState.SEALED}
 
     def state(self, version: int) -> VersionState:
-        if version == self.written:
-            return VersionState.WRITTEN
-        if version == self.current:
-            return VersionState.SEALED
-        assert version < self.current, f"version {version} does not exist; current is {self.current}"
-        return VersionState.RETIRED
+        return self._states.get(version, VersionState.RETIRED if version < self.current else VersionState.UNWRITTEN)
 
     def write(self, version: int) -> None:
-        assert version == self.current + 1 and self.written is None, (version, self)
-        self.written = version
+        """Only the version after the current one can be written, and only once."""
+        moved = version == self.current + 1 and self._move(version, VersionChange.WRITTEN)
+        assert moved, (version, self)
 
     def seal(self, version: int) -> bool:
-        """False if it was sealed before (the report came twice)."""
-        if version <= self.current:
+        """Make the written version the current one. False, and nothing changes, if it does not wait for that."""
+        if not self._move(version, VersionChange.SEALED):
             return False
-        assert version == self.written, (version, self)
-        self.current, self.written = version, None
+        self._move(self.current, VersionChange.SUPERSEDED)
+        self.current = version
+        return True
+
+    def _move(self, version: int, change: VersionChange) -> bool:
+        after = LIFE.get((self.state(version), change))
+        if after is None:
+            return False
+        self._states[version] = after
         return True

@@ -1,10 +1,13 @@
-"""A shell without processes: performs the core's decisions in memory, in any order the caller's randomness picks.
+"""A shell without processes: everything that the core's decisions reach, in memory, under a virtual clock.
 
-Every performed decision puts its events into `pending`; `tick()` delivers one of them. A dead worker's events are
-lost, as they are in life, but what the queue acknowledged before stays known to it.
+Workers, agents and the queue do one thing at a time, in an order that the caller's randomness picks; what they say
+lies in a channel until it is delivered, in the order in which each of them said it. A killed worker loses what it was
+to do and the end of what it said; what the queue holds stays.
 """
 
 import random
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.core import decisions as de
@@ -12,8 +15,8 @@ from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.events import Finish, Role, SegmentInfo, VerdictInfo
 from pipeline.core.fleet import Replicas
-from pipeline.core.sequences import SequenceState
 from pipeline.queue.schema import sequence_id
+from tests.fakes.durable import SERVED, Durable
 
 
 def make_plan(**changes: object) -> RunPlan:
@@ -25,157 +28,306 @@ def make_plan(**changes: object) -> RunPlan:
         "save_freq": 2,
         "evaluate_freq": 2,
         "restarts": 3,
-        "stage_s": 100.0,
-        "engine_start_s": 100.0,
+        "stage_s": 1e4,
+        "engine_start_s": 1e4,
     }
     return RunPlan(**(values | changes))  # type: ignore[arg-type]
 
 
-@dataclass
-class World:
-    core: Core
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    group: int = 2
-    failure: str = ""
-    """Judge failure given to every second member, if set."""
-    now: float = 0.0
-    pending: list[tuple[str, ev.Event]] = field(default_factory=list)
-    """(worker that reports it or "", event), in order per worker."""
-    log: list[de.Decision] = field(default_factory=list)
-    events: list[ev.Event] = field(default_factory=list)
-    tasks: dict[str, tuple[str, str, int]] = field(default_factory=dict)
-    timers: set[str] = field(default_factory=set)
-    batches: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    rows: list[int] = field(default_factory=list)
-    saved: list[int] = field(default_factory=list)
-    trained: dict[str, int] = field(default_factory=dict)
-    """Sequence to the step whose weights it went into."""
-    trainer_version: int = 0
-    sealed: list[int] = field(default_factory=list)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odds:
+    """How likely what can go wrong does, each time that it can."""
 
-    def start(self, version: int = 0, steps: tuple[ev.RestoredStep, ...] = (), num_slots: int = 3) -> "World":
-        self.saved += [version] if version else []
-        self.give(ev.RunRestored(version=version, steps=steps))
-        self.give(ev.NodeJoined(node="n0", num_slots=num_slots))
+    flush: float = 0.0
+    abort: float = 0.0
+    judge_fails: float = 0.0
+    update_fails: float = 0.0
+    start_fails: float = 0.0
+    stage_fails: float = 0.0
+    says_started: float = 1.0
+    """A task that ends at once may say that alone."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A sequence that a task has claimed and not ended."""
+
+    task: str
+    id: str
+    owner: tuple[int, int]
+    idx: int
+
+
+@dataclass(slots=True)
+class Process:
+    """One life of a worker. `trained`: the steps in the weights that a trainer holds, in order."""
+
+    name: str
+    role: Role
+    version: int
+    trained: tuple[int, ...] = ()
+    orders: deque[de.Decision] = field(default_factory=deque)
+    work: list[_Work] = field(default_factory=list)
+    tasks: dict[str, str] = field(default_factory=dict)
+    """The serving tasks that it runs, each with its stage."""
+    is_hung: bool = False
+
+
+class World:
+    """`watch(event, decisions)` is called after each event, when its decisions are performed."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        rng: random.Random | None = None,
+        odds: Odds | None = None,
+        durable: Durable | None = None,
+    ) -> None:
+        self.plan, self.rng, self.odds = plan, rng or random.Random(0), odds or Odds()
+        self.durable = durable or Durable()
+        self.watch: Callable[[ev.Event, list[de.Decision]], None] = lambda event, decisions: None
+        self.group = 2
+        self.is_strict = False
+        """A sequence is put whole or not at all, and an unfinished step is begun again."""
+        self.now = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        """What a controller has, and all that it started. What is durable is not here."""
+        self.core = Core(self.plan)
+        self.log: list[de.Decision] = []
+        self.events: list[tuple[float, ev.Event]] = []
+        self.processes: dict[str, Process] = {}
+        self.channels: dict[str, deque[ev.Event]] = {}
+        self.timers: dict[str, float] = {}
+        self.sealed: list[int] = []
+        self.written = -1
+
+    def start(self, *num_slots: int) -> "World":
+        """A new attempt begins, with what is durable; a node joins for each of `num_slots` (3 on one node)."""
+        self._clear()
+        self.durable.attempts += 1
+        restored = self.durable.restore(self.is_strict)
+        self.sealed = [restored.version]
+        self.give(restored)
+        for index, num in enumerate(num_slots or (3,)):
+            self.say(f"n{index}", ev.NodeJoined(node=f"n{index}", num_slots=num))
         return self
 
-    def give(self, event: ev.Event) -> list[de.Decision]:
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def give(self, event: ev.Event, most: int | None = None) -> list[de.Decision]:
+        """Have the core take the event and perform what it decides, at most the first `most` of it."""
         self.now += 1.0
-        self.events.append(event)
+        self.events.append((self.now, event))
         decisions = self.core.handle(event, self.now)
         self.log += decisions
-        for decision in decisions:
-            self.perform(decision)
+        for decision in decisions[:most]:
+            self._perform(decision)
+        if most is None:
+            self.watch(event, decisions)
         return decisions
 
+    def say(self, who: str, event: ev.Event) -> None:
+        self.channels.setdefault(who, deque()).append(event)
+
     def tick(self) -> bool:
-        """Deliver the oldest event of a random reporter. False if nothing is pending."""
-        reporters = sorted({who for who, _ in self.pending})
-        if not reporters:
-            return False
-        who = self.rng.choice(reporters)
-        index = next(i for i, (w, _) in enumerate(self.pending) if w == who)
-        self.give(self.pending.pop(index)[1])
-        return True
+        """One thing happens: a part of the world does something, or what it said is delivered. False: nothing can."""
+        busy = [p for p in self.processes.values() if (p.orders or p.work) and not p.is_hung]
+        talking = [channel for channel in self.channels.values() if channel]
+        which = int(self.rng.random() * (len(busy) + len(talking)))
+        if which < len(busy):
+            self._act(busy[which])
+        elif talking:
+            self.give(talking[which - len(busy)].popleft())
+        return bool(busy or talking)
 
     def run(self, limit: int = 10_000) -> "World":
+        """To the end. What hangs is found by the timers alone."""
         for _ in range(limit):
-            if self.core.ended or not self.tick():
+            if self.core.ended:
                 return self
-        raise AssertionError("the run does not end")
+            if not self.tick():
+                self.let_time_pass()
+        raise AssertionError(f"the run does not end: {self.core.steps}")
 
-    def kill(self, worker: str) -> None:
-        self.pending = [(w, e) for w, e in self.pending if w != worker]
-        self.tasks = {t: v for t, v in self.tasks.items() if v[0] != worker}
-        self.give(ev.WorkerDied(worker=worker, reason="killed"))
+    def let_time_pass(self) -> None:
+        """Nothing happens any more, until the first timer fires."""
+        assert self.timers, f"the run waits for nothing: {self.core.steps}"
+        name = min(self.timers, key=lambda n: self.timers[n])
+        self.now = max(self.now, self.timers[name])
+        self.give(ev.TimerFired(name=name))
 
-    def perform(self, decision: de.Decision) -> None:
+    def kill(self, worker: str) -> list[ev.Event]:
+        """Returns what it had said that is lost."""
+        self.processes.pop(worker)
+        channel = self.channels.setdefault(worker, deque())
+        lost = [channel.pop() for _ in range(int(self.rng.random() * (len(channel) + 1)))]
+        channel.append(ev.WorkerDied(worker=worker, reason="killed"))
+        return lost
+
+    # --- decisions -------------------------------------------------------------------------------------------------
+
+    def _perform(self, decision: de.Decision) -> None:
         match decision:
-            case de.StartWorker():
-                version = decision.version
-                if decision.role is Role.TRAIN:
-                    version = self.trainer_version = max(self.saved, default=0)
-                self.report(decision.worker, ev.WorkerReady(worker=decision.worker, version=version))
-            case de.FenceReplica():
-                self.pending = [(w, e) for w, e in self.pending if w != decision.worker]
-                self.report(decision.worker, ev.WorkerDied(worker=decision.worker, reason=decision.reason))
-            case de.StartTask():
-                self.tasks[decision.task] = (decision.worker, decision.stage, decision.step)
-                self.report(decision.worker, ev.TaskStarted(task=decision.task))
-                self._single(decision)
-            case de.EndTask():
-                self.report(decision.worker, ev.TaskEnded(task=decision.task, ok=True))
-            case de.Dispatch():
-                self._serve(decision)
-            case de.CommitBatch():
-                assert decision.step not in self.batches
-                self.batches[decision.step] = decision.ids
-                assert len(decision.ids) + len(decision.dropped) == self.core.plan.sequences_per_step
-                self.report("", ev.BatchCommitted(step=decision.step))
-            case de.CommitTrained():
-                for seq_id in self.batches[decision.step]:
-                    assert self.trained.setdefault(seq_id, decision.step) == decision.step
-                num = len(self.batches[decision.step])
-                dropped = self.core.plan.sequences_per_step - num
-                self.report("", ev.BatchTrained(step=decision.step, num_trained=num, num_dropped=dropped))
-            case de.SealVersion():
-                self.sealed.append(decision.version)
-                self.report("", ev.VersionSealed(version=decision.version))
-            case de.LoadVersion():
-                self.report(decision.worker, ev.VersionLoaded(worker=decision.worker, version=decision.version))
-            case de.RecordStep():
-                self.rows.append(decision.step)
-                self.report("", ev.StepRecorded(step=decision.step))
             case de.SetTimer():
-                (self.timers.add if decision.after_s > 0 else self.timers.discard)(decision.name)
-            case de.EndRun() | de.Abort():
+                self.timers.pop(decision.name, None)
+                if decision.after_s > 0:
+                    self.timers[decision.name] = self.now + decision.after_s
+            case de.StartTask() | de.Dispatch() | de.EndTask() | de.LoadVersion() | de.Abort():
+                process = self.processes.get(decision.worker)
+                if process is not None:
+                    process.orders.append(decision)
+            case de.StartWorker():
+                assert decision.worker not in self.processes, decision
+                process = Process(decision.worker, decision.role, decision.version)
+                if decision.role is Role.TRAIN:
+                    process.version = self.durable.newest_checkpoint
+                    process.trained = self.durable.checkpoints[process.version]
+                process.orders.append(decision)
+                self.processes[decision.worker] = process
+            case de.FenceReplica():
+                if decision.worker in self.processes:
+                    self.kill(decision.worker)
+            case de.CommitBatch():
+                self.durable.commit_batch(decision.step, decision.ids, decision.dropped)
+                self.say("", ev.BatchCommitted(step=decision.step))
+            case de.CommitTrained():
+                trained, dropped = self.durable.commit_trained(decision.step)
+                self.say("", ev.BatchTrained(step=decision.step, num_trained=trained, num_dropped=dropped))
+            case de.RecordStep():
+                spans, began, ended = self.core.window(decision.step)
+                assert began <= ended and all(start <= end for _, start, end in spans), (decision, spans)
+                self.durable.record_step(decision.step)
+                self.say("", ev.StepRecorded(step=decision.step))
+            case de.SealVersion():
+                assert decision.version == self.written == self.sealed[-1] + 1, (decision, self.written, self.sealed)
+                self.sealed.append(decision.version)
+                for node in self.core.fleet.nodes:
+                    self.say(node, ev.VersionSealed(version=decision.version))
+            case de.EndRun():
                 pass
 
-    def report(self, who: str, event: ev.Event) -> None:
-        self.pending.append((who, event))
+    @property
+    def readable(self) -> list[int]:
+        """The versions in shared memory: of two slots, one holds the sealed version, the other is being written."""
+        return self.sealed[-1:] if self.written == self.sealed[-1] + 1 else self.sealed[-2:]
 
-    def _single(self, task: de.StartTask) -> None:
-        if task.stage in ("rollout", "reward"):
+    # --- what a worker does ----------------------------------------------------------------------------------------
+
+    def _act(self, process: Process) -> None:
+        """Obey the oldest order, or go on with one of the sequences."""
+        num_work = len(process.work)
+        if process.orders and (not num_work or self.rng.random() < 0.5):
+            self._obey(process, process.orders.popleft())
+        else:
+            work = process.work.pop(int(self.rng.random() * num_work))
+            (self._generate if process.role is Role.ROLLOUT else self._judge)(process, work)
+
+    def _obey(self, process: Process, order: de.Decision) -> None:
+        match order:
+            case de.StartWorker():
+                is_there = process.role is not Role.ROLLOUT or order.version in self.readable
+                if not is_there or self.rng.random() < self.odds.start_fails:
+                    self.kill(process.name)
+                else:
+                    self.say(process.name, ev.WorkerReady(worker=process.name, version=process.version))
+            case de.LoadVersion():
+                assert not process.tasks and order.version in self.readable, (order, process, self.readable)
+                if self.rng.random() < self.odds.update_fails:
+                    failed = ev.UpdateFailed(worker=process.name, version=order.version, reason="shapes")
+                    self.say(process.name, failed)
+                else:
+                    process.version = order.version
+                    self.say(process.name, ev.VersionLoaded(worker=process.name, version=order.version))
+            case de.StartTask():
+                if self.rng.random() < self.odds.says_started:
+                    self.say(process.name, ev.TaskStarted(task=order.task))
+                if self.rng.random() < self.odds.stage_fails:
+                    self.say(process.name, ev.TaskEnded(task=order.task, ok=False, error="ValueError: no"))
+                elif order.stage in ("rollout", "reward"):
+                    assert order.stage == "reward" or process.version == order.version, (order, process.version)
+                    process.tasks[order.task] = order.stage
+                else:
+                    self._run_task(process, order)
+                    self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
+            case de.Dispatch() if order.task in process.tasks:
+                for seq_id, turn in zip(order.ids, order.turns, strict=True):
+                    self._claim(process, order.task, seq_id, (self.durable.attempts, turn))
+            case de.EndTask() if order.task in process.tasks:
+                assert not process.work, "nothing is left when a task is told to end"
+                del process.tasks[order.task]
+                self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
+
+    def _run_task(self, process: Process, task: de.StartTask) -> None:
+        match task.stage:
+            case "prompts":
+                num = self.plan.sequences_per_step
+                ids = tuple(sequence_id(task.step, i // self.group, i % self.group) for i in range(num))
+                self.durable.admit(task.step, ids)
+                self.say(process.name, ev.SequenceAdmitted(step=task.step, ids=ids))
+            case "train":
+                assert process.version == task.step - 1 and task.step in self.durable.batches, (task, process)
+                process.version = task.step
+                process.trained = (*process.trained, task.step)
+            case "publish":
+                assert process.version == task.step == self.sealed[-1] + 1, (task, process, self.sealed)
+                self.written = task.step
+            case "checkpoint":
+                assert process.version == task.step, (task, process)
+                rows = list(range(0 if self.plan.evaluate_freq else 1, task.step + 1))
+                assert self.durable.recorded[: len(rows)] == rows, "a checkpoint has the rows up to its step"
+                self.durable.save(process.trained)
+            case "evaluate":
+                assert process.version == task.version, (task, process)
+
+    def _claim(self, process: Process, task: str, seq_id: str, owner: tuple[int, int]) -> None:
+        """What is there already (put by a task that died before its report) is only reported."""
+        row = self.durable.claim(seq_id, owner)
+        if row.state == SERVED[process.role]:
+            process.work.append(_Work(task, seq_id, owner, len(row.segments)))
+        elif process.role is Role.ROLLOUT:
+            segment = SegmentInfo(
+                id=seq_id, idx=len(row.segments), num_tokens=0, version=process.version, finish=Finish.STOP
+            )
+            self.say(process.name, ev.SegmentClosed(task=task, segments=(segment,)))
+        else:
+            verdict = VerdictInfo(id=seq_id, score=row.score, failure=row.failure)
+            self.say(process.name, ev.VerdictGiven(task=task, verdicts=(verdict,)))
+
+    def _generate(self, process: Process, work: _Work) -> None:
+        """Put the next segment, or several, then report."""
+        segments = [self._next_segment(process, work)]
+        while segments[-1].finish is Finish.FLUSH and self.rng.random() < 0.5:
+            segments.append(self._next_segment(process, work))
+        if segments[-1].finish is Finish.FLUSH:
+            process.work.append(work)
+        self.say(process.name, ev.SegmentClosed(task=work.task, segments=tuple(segments)))
+
+    def _next_segment(self, process: Process, work: _Work) -> SegmentInfo:
+        draw = self.rng.random()
+        if draw < self.odds.flush and not self.is_strict:
+            finish = Finish.FLUSH
+        elif draw < self.odds.flush + self.odds.abort:
+            finish = Finish.ABORT
+        else:
+            finish = Finish.STOP if draw < 0.9 else Finish.LENGTH
+        num_tokens = 1 + int(draw * 100) % 3
+        if finish is Finish.ABORT:
+            num_tokens = 0 if self.is_strict else num_tokens - 1
+        segment = SegmentInfo(id=work.id, idx=work.idx, num_tokens=num_tokens, version=process.version, finish=finish)
+        if num_tokens:
+            self.durable.put_segment(segment, work.owner)
+            work.idx += 1
+        return segment
+
+    def _judge(self, process: Process, work: _Work) -> None:
+        draw = self.rng.random()
+        if draw < self.odds.abort:
+            back = SegmentInfo(id=work.id, idx=work.idx, num_tokens=0, version=process.version, finish=Finish.ABORT)
+            self.say(process.name, ev.SegmentClosed(task=work.task, segments=(back,)))
             return
-        if task.stage == "prompts":
-            num = self.core.plan.sequences_per_step
-            ids = tuple(sequence_id(task.step, i // self.group, i % self.group) for i in range(num))
-            self.report(task.worker, ev.SequenceAdmitted(step=task.step, ids=ids))
-        if task.stage == "train":
-            assert self.trainer_version == task.step - 1 and task.step in self.batches, (task, self.trainer_version)
-            self.trainer_version = task.step
-        if task.stage == "publish":
-            assert self.trainer_version == task.step, (task, self.trainer_version)
-        if task.stage == "checkpoint":
-            assert self.trainer_version == task.step, (task, self.trainer_version)
-            self.saved.append(task.step)
-        self.report(task.worker, ev.TaskEnded(task=task.task, ok=True))
-
-    def _serve(self, decision: de.Dispatch) -> None:
-        stage = self.tasks[decision.task][1]
-        version = self.core.fleet.workers[decision.worker].version
-        for seq_id in decision.ids:
-            if stage == "rollout":
-                segments = tuple(
-                    SegmentInfo(id=seq_id, idx=i, num_tokens=3, version=version, finish=finish)
-                    for i, finish in enumerate((Finish.FLUSH, Finish.STOP))
-                )
-                self.report(decision.worker, ev.SegmentClosed(task=decision.task, segments=segments))
-            else:
-                failed = self.failure and seq_id.endswith("1")
-                verdict = VerdictInfo(id=seq_id, score=None if failed else 1.0, failure=self.failure if failed else "")
-                self.report(decision.worker, ev.VerdictGiven(task=decision.task, verdicts=(verdict,)))
-
-
-def check_invariants(core: Core) -> None:
-    """Each sequence is in exactly one place, and the queues hold exactly those that wait."""
-    queued = [i for queue in core.sequences.waiting.values() for i in queue]
-    assert len(queued) == len(set(queued))
-    for step in core.steps:
-        for seq in core.sequences.of_step(step):
-            assert (seq.id in queued) == (seq.state is SequenceState.WAITING), seq
-            if seq.state is SequenceState.WAITING:
-                assert seq.id in core.sequences.waiting[seq.role]
-            assert bool(seq.task) == (seq.state is SequenceState.RUNNING), seq
-    taken = [(w.node, s) for w in core.fleet.workers.values() for s in w.slots]
-    assert len(taken) == len(set(taken))
+        failed = draw < self.odds.abort + self.odds.judge_fails
+        verdict = VerdictInfo(id=work.id, score=None if failed else draw, failure="timeout" if failed else "")
+        self.durable.put_verdict(verdict, work.owner)
+        self.say(process.name, ev.VerdictGiven(task=work.task, verdicts=(verdict,)))

@@ -1,0 +1,115 @@
+"""Which steps are open: begun one after the other, trained again when the trainer was lost, ended by a stop."""
+
+from dataclasses import dataclass
+
+from pipeline.core.dag import Progress, StepProgress
+from pipeline.core.events import RunRestored
+from pipeline.core.fleet import Replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What the core must know of the configuration."""
+
+    total_steps: int
+    sequences_per_step: int
+    replicas: tuple[Replicas, ...]
+    num_nodes: int
+    save_freq: int
+    evaluate_freq: int
+    restarts: int
+    stage_s: float
+    engine_start_s: float
+
+    def skipped(self, step: int) -> set[str]:
+        """Stages that are not due in `step`; the last step is always evaluated and saved."""
+        last = step == self.total_steps
+        skip = set()
+        if not self.evaluate_freq or not (last or step % self.evaluate_freq == 0):
+            skip.add("evaluate")
+        if not (last or step % self.save_freq == 0):
+            skip.add("checkpoint")
+        return skip
+
+
+class Steps(dict[int, StepProgress]):
+    """The open steps and the one closed before them, by number, in ascending order."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__()
+        self._plan = plan
+        self.stopping = ""
+        """Why no new step is begun; empty while the run goes on."""
+
+    def restore(self, event: RunRestored) -> None:
+        """Begin after `event.version`; of the steps above it, what is stored is done."""
+        first = self[event.version] = StepProgress.closed(event.version)
+        if event.version == 0 and self._plan.evaluate_freq and 0 not in event.recorded:
+            first.stages.update(evaluate=Progress.PENDING, record=Progress.PENDING)
+        for step in event.steps:
+            evaluated = {"evaluate"} if step.step in event.recorded else set()
+            progress = StepProgress.open(step.step, self._plan.skipped(step.step) | evaluated)
+            self[step.step] = progress
+            if step.batched:
+                progress.stages.update(dict.fromkeys(("prompts", "rollout", "reward", "batch"), Progress.DONE))
+            elif len(step.sequences) == self._plan.sequences_per_step:
+                progress.stages["prompts"] = Progress.DONE
+
+    def before(self, step: StepProgress) -> StepProgress:
+        return self.get(step.step - 1) or StepProgress.closed(step.step - 1)
+
+    def open(self) -> list[StepProgress]:
+        """Those on which there is something to do, ascending; when there are none, the run is over.
+
+        Begins the next one as soon as it may, and forgets those closed before the newest closed one.
+        """
+        newest = max(self, default=self._plan.total_steps)
+        is_next_due = newest < self._plan.total_steps and not self.stopping
+        if is_next_due and self[newest].is_over("publish") and self[newest].is_over("evaluate"):
+            self[newest + 1] = StepProgress.open(newest + 1, self._plan.skipped(newest + 1))
+        closed = [number for number, step in self.items() if step.is_closed]
+        for number in closed[:-1]:
+            if number + 1 in closed:
+                del self[number]
+        found = [step for step in self.values() if not step.is_closed]
+        if self.stopping:
+            return [step for step in found if not self._is_abandoned(step)] or self._unsaved()
+        return found
+
+    def rewind(self, version: int) -> None:
+        """The trainer holds `version`: the recorded batches above it are trained again, those published stay so."""
+        trained = [s.step for s in self.values() if s.stages["train"] is Progress.DONE]
+        for number in range(version + 1, max(trained, default=version) + 1):
+            step = self.setdefault(number, StepProgress.closed(number, self._plan.skipped(number)))
+            for stage in ("train", "checkpoint"):
+                if step.stages[stage] is Progress.DONE:
+                    step.stages[stage] = Progress.PENDING
+        ascending = sorted(self.items())
+        self.clear()
+        self.update(ascending)
+
+    def stop(self, reason: str) -> None:
+        """Begin no new step, and save the newest trained version, due or not. The first reason stays."""
+        self.stopping = self.stopping or reason or "stopped"
+
+    def window(self, step: int) -> tuple[list[tuple[str, float, float]], float, float]:
+        """The spans of what ran since the step before was recorded, and the begin and end of that time."""
+        this, before = self[step], self.get(step - 1)
+        spans = this.spans() + (before.spans() if before else [])
+        ended = this.started["record"]
+        began = (before.started if before else {}).get("record") or min(s for _, s, _ in this.spans())
+        return spans, began, ended
+
+    def _is_abandoned(self, step: StepProgress) -> bool:
+        """Once the run stops, only what was begun to train is brought to its end, with all that goes before it: a
+        checkpoint that is saved now must not leave a step behind without its row."""
+        rest = (s for s in self.values() if s.step >= max(step.step, 1))
+        return all(s.stages["train"] is Progress.PENDING for s in rest)
+
+    def _unsaved(self) -> list[StepProgress]:
+        """The newest trained step, if its version is not saved: now that is due."""
+        trained = [s for s in self.values() if s.step and s.stages["train"] is Progress.DONE]
+        if not trained or trained[-1].stages["checkpoint"] is not Progress.SKIPPED:
+            return []
+        trained[-1].stages["checkpoint"] = Progress.PENDING
+        return [trained[-1]]

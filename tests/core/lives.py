@@ -1,0 +1,298 @@
+"""The three lives as the tables tell them, lived beside a core: what it may do, and what it must not.
+
+`Lives.take` follows each event and each decision through the tables of sequences.py, versions.py and fleet.py, with a
+rule of ownership of its own, and requires that the core is in the same place. It counts each (state, change): those
+taken, and those refused.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+from pipeline.core import fleet, sequences, versions
+from pipeline.core.core import Core
+from pipeline.core.events import Role
+from pipeline.core.fleet import WorkerChange, WorkerState
+from pipeline.core.sequences import Place, SequenceChange
+from pipeline.core.versions import VersionChange, VersionState
+
+Pair = tuple[object, object]
+LIVES: Mapping[str, Mapping[Pair, object]] = {
+    "sequence": sequences.LIFE,  # type: ignore[dict-item]
+    "version": versions.LIFE,  # type: ignore[dict-item]
+    "worker": fleet.LIFE,  # type: ignore[dict-item]
+}
+STATES: Mapping[str, tuple[object, ...]] = {
+    "sequence": tuple(
+        dict.fromkeys(state for (before, _), after in sequences.LIFE.items() for state in (before, after))
+    ),
+    "version": tuple(VersionState),
+    "worker": tuple(WorkerState),
+}
+CHANGES: Mapping[str, tuple[object, ...]] = {
+    "sequence": tuple(SequenceChange),
+    "version": tuple(VersionChange),
+    "worker": tuple(WorkerChange),
+}
+_ROLE_OF = {"rollout": Role.ROLLOUT, "reward": Role.REWARD, "prompts": Role.ROLLOUT, "evaluate": Role.ROLLOUT}
+
+
+@dataclass(slots=True)
+class Hits:
+    taken: dict[str, Counter[Pair]] = field(default_factory=lambda: {life: Counter() for life in LIVES})
+    refused: dict[str, Counter[Pair]] = field(default_factory=lambda: {life: Counter() for life in LIVES})
+    restored: Counter[str] = field(default_factory=Counter)
+    """In which state of the index sequences were when a new attempt began."""
+
+    def add(self, other: "Hits") -> None:
+        for life in LIVES:
+            self.taken[life] += other.taken[life]
+            self.refused[life] += other.refused[life]
+        self.restored += other.restored
+
+
+def name(state: object) -> str:
+    """As the pages in docs/lives write it."""
+    return str(state) if isinstance(state, Place) else str(state).upper()
+
+
+@dataclass(slots=True)
+class _Seq:
+    step: int
+    place: Place
+    task: str = ""
+    turn: int = 0
+    num_tokens: int = 0
+    num_segments: int = 0
+
+
+@dataclass(slots=True)
+class _Task:
+    stage: str
+    step: int
+    worker: str
+    is_ending: bool = False
+
+
+class Lives:
+    def __init__(self, hits: Hits) -> None:
+        self.hits = hits
+        self.sequences: dict[str, _Seq] = {}
+        self.versions: dict[int, VersionState] = {}
+        self.workers: dict[str, WorkerState] = {}
+        self.asked: dict[str, int] = {}
+        self.tasks: dict[str, _Task] = {}
+        self.bindings: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    @property
+    def timers(self) -> set[str]:
+        """What has a limit now: each task, each worker that is not ready, each version that is not sealed."""
+        waiting = {f"task:{task}" for task in self.tasks}
+        waiting.update(f"worker:{name}" for name, state in self.workers.items() if state is not WorkerState.READY)
+        waiting.update(f"seal:{v}" for v, state in self.versions.items() if state is VersionState.WRITTEN)
+        return waiting
+
+    def take(self, core: Core, event: ev.Event, decisions: list[de.Decision]) -> None:
+        self._event(event)
+        for decision in decisions:
+            self._decision(decision)
+        if core.ended is None:
+            self._compare(core)
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _event(self, event: ev.Event) -> None:
+        match event:
+            case ev.SegmentClosed():
+                for segment in event.segments:
+                    self._segment(event.task, segment)
+            case ev.VerdictGiven():
+                for verdict in event.verdicts:
+                    if self._owns(event.task, verdict.id, SequenceChange.JUDGED):
+                        self._move(verdict.id, SequenceChange.JUDGED)
+            case ev.TaskEnded():
+                self._task_ended(event)
+            case ev.SequenceAdmitted():
+                if any(t.stage == "prompts" and t.step == event.step for t in self.tasks.values()):
+                    for seq_id in event.ids:
+                        self.sequences.setdefault(seq_id, _Seq(event.step, sequences.WAITING[Role.ROLLOUT]))
+            case ev.WorkerReady():
+                self._worker(event.worker, WorkerChange.REPORTED)
+            case ev.VersionLoaded():
+                if self._was_asked(event, WorkerChange.LOADED):
+                    self._worker(event.worker, WorkerChange.LOADED)
+            case ev.UpdateFailed():
+                if self._was_asked(event, WorkerChange.REFUSED):
+                    self._worker(event.worker, WorkerChange.REFUSED)
+            case ev.WorkerDied():
+                if self._worker(event.worker, WorkerChange.DIED):
+                    for task_id in [t for t, task in self.tasks.items() if task.worker == event.worker]:
+                        self._release(task_id)
+            case ev.VersionSealed():
+                if self._version(event.version, VersionChange.SEALED):
+                    self._version(event.version - 1, VersionChange.SUPERSEDED)
+            case ev.BatchTrained():
+                for seq_id, seq in self.sequences.items():
+                    if seq.step == event.step:
+                        self._move(seq_id, SequenceChange.TRAINED)
+            case ev.StepRecorded():
+                ended = [i for i, seq in self.sequences.items() if seq.step == event.step]
+                for seq_id in ended:
+                    assert self.sequences.pop(seq_id).place in (sequences.TRAINED, sequences.DROPPED)
+            case ev.RunRestored():
+                self._restore(event)
+
+    def _restore(self, event: ev.RunRestored) -> None:
+        self.versions[event.version] = VersionState.SEALED
+        for step in event.steps:
+            for stored in step.sequences:
+                place = sequences.RESTORED_TO[stored.state]
+                self.hits.restored[stored.state] += 1
+                self.sequences[stored.id] = _Seq(
+                    step.step, place, num_tokens=stored.num_tokens, num_segments=stored.num_segments
+                )
+
+    def _segment(self, task: str, segment: ev.SegmentInfo) -> None:
+        change = sequences.CHANGE_OF[segment.finish]
+        if not self._owns(task, segment.id, change):
+            return
+        seq = self.sequences[segment.id]
+        if segment.num_tokens and segment.idx < seq.num_segments:
+            self.hits.refused["sequence"][(seq.place, change)] += 1
+        elif self._move(segment.id, change) and segment.num_tokens:
+            seq.num_tokens += segment.num_tokens
+            seq.num_segments = segment.idx + 1
+
+    def _task_ended(self, event: ev.TaskEnded) -> None:
+        task = self.tasks.get(event.task)
+        if task is None:
+            return
+        if event.ok and task.stage == "publish":
+            assert self._version(task.step, VersionChange.WRITTEN), task
+        self._release(event.task)
+
+    def _release(self, task_id: str) -> None:
+        del self.tasks[task_id]
+        for seq_id, seq in self.sequences.items():
+            if seq.task == task_id:
+                assert self._move(seq_id, SequenceChange.RELEASED)
+
+    # --- decisions -------------------------------------------------------------------------------------------------
+
+    def _decision(self, decision: de.Decision) -> None:
+        match decision:
+            case de.StartWorker():
+                self._bind(decision)
+                self.workers.setdefault(decision.worker, WorkerState.PLANNED)
+                assert self._worker(decision.worker, WorkerChange.STARTED), decision
+            case de.LoadVersion():
+                assert self._worker(decision.worker, WorkerChange.ASKED), decision
+                assert self.versions[decision.version] is VersionState.SEALED, decision
+                self.asked[decision.worker] = decision.version
+            case de.FenceReplica():
+                assert self.workers[decision.worker] is WorkerState.FENCED, decision
+            case de.StartTask():
+                assert self.workers[decision.worker] is WorkerState.READY, decision
+                assert decision.worker.startswith(_ROLE_OF.get(decision.stage, Role.TRAIN)), decision
+                self.tasks[decision.task] = _Task(decision.stage, decision.step, decision.worker)
+            case de.EndTask():
+                assert not self.tasks[decision.task].is_ending, decision
+                self.tasks[decision.task].is_ending = True
+            case de.Dispatch():
+                task = self.tasks[decision.task]
+                assert task.worker == decision.worker and not task.is_ending, decision
+                for seq_id, turn in zip(decision.ids, decision.turns, strict=True):
+                    seq = self.sequences[seq_id]
+                    assert seq.place.role is _ROLE_OF[task.stage] and seq.step == task.step, decision
+                    assert self._move(seq_id, SequenceChange.DISPATCHED), decision
+                    assert turn == seq.turn + 1, decision
+                    seq.task, seq.turn = decision.task, turn
+            case de.CommitBatch():
+                for seq_id in decision.ids:
+                    assert self._move(seq_id, SequenceChange.BATCHED), decision
+                for seq_id, reason in decision.dropped:
+                    assert reason and self._move(seq_id, SequenceChange.DROPPED), decision
+
+    def _bind(self, start: de.StartWorker) -> None:
+        """A replica keeps its slots for good, and no slot is in two bindings."""
+        binding = (start.node, start.slots)
+        assert self.bindings.setdefault(start.worker, binding) == binding, start
+        taken = [(node, slot) for node, slots in self.bindings.values() for slot in slots]
+        assert len(taken) == len(set(taken)), self.bindings
+
+    # --- the tables ------------------------------------------------------------------------------------------------
+
+    def _owns(self, task: str, seq_id: str, change: SequenceChange) -> bool:
+        seq = self.sequences.get(seq_id)
+        if seq is None:
+            return False
+        if seq.task != task:
+            self.hits.refused["sequence"][(seq.place, change)] += 1
+            return False
+        return True
+
+    def _was_asked(self, event: ev.VersionLoaded | ev.UpdateFailed, change: WorkerChange) -> bool:
+        if self.asked.get(event.worker) == event.version:
+            return True
+        self.hits.refused["worker"][(self.workers[event.worker], change)] += 1
+        return False
+
+    def _move(self, seq_id: str, change: SequenceChange) -> bool:
+        seq = self.sequences[seq_id]
+        after = self._after("sequence", seq.place, change)
+        if after is None:
+            return False
+        assert isinstance(after, Place)
+        seq.place = after
+        if after.state is not sequences.SequenceState.RUNNING:
+            seq.task = ""
+        return True
+
+    def _worker(self, name: str, change: WorkerChange) -> bool:
+        after = self._after("worker", self.workers[name], change)
+        if after is not None:
+            assert isinstance(after, WorkerState)
+            self.workers[name] = after
+        return after is not None
+
+    def _version(self, version: int, change: VersionChange) -> bool:
+        newest = max((v for v, s in self.versions.items() if s is VersionState.SEALED), default=0)
+        default = VersionState.RETIRED if version < newest else VersionState.UNWRITTEN
+        after = self._after("version", self.versions.get(version, default), change)
+        if after is not None:
+            assert isinstance(after, VersionState)
+            self.versions[version] = after
+        return after is not None
+
+    def _after(self, life: str, state: object, change: object) -> object | None:
+        after = LIVES[life].get((state, change))
+        counts = self.hits.refused if after is None else self.hits.taken
+        counts[life][(state, change)] += 1
+        return after
+
+    # --- the core --------------------------------------------------------------------------------------------------
+
+    def _compare(self, core: Core) -> None:
+        """Each sequence is in one place, the one that the tables say; each queue holds exactly those that wait."""
+        waiting = dict.fromkeys(core.sequences.waiting, 0)
+        num = 0
+        for step in core.steps:
+            for seq in core.sequences.of_step(step):
+                mine = self.sequences[seq.id]
+                assert seq.place is mine.place and seq.task == mine.task, (seq, mine)
+                assert seq.turn == mine.turn and seq.num_tokens == mine.num_tokens, (seq, mine)
+                num += 1
+                if seq.place in waiting:
+                    waiting[seq.place] += 1
+        assert num == len(self.sequences)
+        for place, num in waiting.items():
+            queue = core.sequences.waiting[place]
+            if queue or num:
+                assert len(queue) == len(set(queue)) == num, (place, queue)
+                assert all(self.sequences[i].place is place for i in queue), (place, queue)
+        for worker in core.fleet.workers.values():
+            assert worker.state is self.workers[worker.name], worker
+        for version, state in self.versions.items():
+            assert core.versions.state(version) is state, core.versions
