@@ -3,6 +3,7 @@
 A plain jsonl file needs neither pyarrow nor fsspec, so reading one at submit costs no heavy import.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -29,6 +30,12 @@ def read_rows(file: str) -> Iterator[tuple[str, Any]]:
             yield place, value
     if is_empty:
         raise DataError(f"{file}: the file has no row; valid: at least one")
+
+
+def read_digest(file: str) -> str:
+    """SHA-256 of what the file holds. Raises DataError if it cannot be opened."""
+    with _open(file) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _open(file: str) -> BinaryIO:

@@ -1,16 +1,20 @@
-"""Where everything of a run lies. The folder is 0700; names never leave this file.
+"""Where everything of a run lies. The folder is 0700, its files 0600; names never leave this file.
 
 config.yaml  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  mlflow.db  secrets/
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
 planner/decisions.jsonl   cache/
 """
 
+import fcntl
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pipeline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,21 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def inputs(self) -> Path:
+        """Digests of the data and models that the run is made of."""
+        return self.path / "inputs.json"
+
+    @property
+    def origin(self) -> Path:
+        """Of a fork: the run and step that it goes on from."""
+        return self.path / "origin.json"
+
+    @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow this one is."""
+        return self.path / "mlflow_run.json"
 
     @property
     def status(self) -> Path:
@@ -84,36 +103,67 @@ class RunFolder:
         return sorted(int(m[1]) for m in found if m)
 
     def create(self) -> None:
-        for path in (
-            self.path,
-            self.secrets,
-            self.queue / "segments",
-            self.checkpoints,
-            self.path / "journal",
-            self.path / "planner",
-            self.cache,
-        ):
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the folder and those in it. Whatever the umask, nobody else may write to the parents made on the way.
+
+        Raises ConfigError for a path that is not one printable line (it is shown, and stands in other programs'
+        files), or where a folder is that others may write to; OSError where none can be made.
+        """
+        if not str(self.path).isprintable():
+            raise ConfigError(f"{str(self.path)!r} is no path for a run: it holds control or invisible characters")
+        for parent in reversed(self.path.parents):
+            parent.mkdir(mode=0o755, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.check_own()
         self.path.chmod(0o700)
+        for name in ("secrets", "queue", "queue/segments", "checkpoints", "journal", "planner", "cache"):
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+
+    def check_own(self) -> None:
+        """Raise ConfigError unless the folder is this user's and nobody else may write to it.
+
+        What lies in it is believed: its configuration names code, status.json the process to stop.
+        """
+        info = self.path.stat()
+        if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"{self.path} is of uid {info.st_uid}, mode {stat.filemode(info.st_mode)}: a run's folder is its "
+                "user's own, and nobody else may write to it"
+            )
+
+    def hold(self) -> int:
+        """Become the run's one controller: the lock ends with this process, however it ends. The descriptor is to be
+        kept open. Raises ConfigError if another process holds it."""
+        fd = os.open(self.path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(f"{self.name} goes on already: another controller holds {self.path}") from None
+        return fd
 
     def begin_attempt(self) -> int:
         """Claim the next attempt: its marker is created exclusively, so two controllers cannot share one."""
         attempt = (self.attempts() or [0])[-1] + 1
         os.close(os.open(self.attempt_marker(attempt), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        self.logs(attempt).mkdir(parents=True, mode=0o700)
-        self.tasks(attempt).mkdir(parents=True, mode=0o700)
+        for path in (self.logs(attempt), self.tasks(attempt)):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=0o700)
         return attempt
 
 
 def write_atomic(path: Path, text: str, durable: bool = True) -> None:
     """Replace `path` in one step: readers see the old or the new text, never a part. `durable`: synced first."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(aside, "w", encoding="utf-8") as file:
+    with open(aside, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)
         file.flush()
         if durable:
             os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def write_json(path: Path, value: Any, durable: bool = True) -> None:

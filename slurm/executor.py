@@ -77,6 +77,11 @@ class ElasticJob(Job[Any]):  # type: ignore[misc]
     def wait(self) -> None:
         self._ended.wait()
 
+    def submission(self) -> DelayedSubmission:
+        """What was submitted. Raises PermissionError where `load_own` does."""
+        submitted: DelayedSubmission = load_own(self.paths.submitted_pickle)
+        return submitted
+
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         self.wait()
         ok, result, error = self.outcome()

@@ -21,6 +21,7 @@ from pipeline import wire
 from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
 from pipeline.gps.store import Store, janitor
+from pipeline.kill_points import kill_point
 from pipeline.run_folder import RunFolder
 from slurm.workers import Workers
 
@@ -158,7 +159,9 @@ class Node:
                     print(f"killing {worker}: {reason}")
                     self._workers.kill(worker)
                 case wire.SealVersion(version=version):
+                    kill_point("seal.before")
                     self._stores[0].seal(version)
+                    kill_point("seal.after")
                     self._channel.send(wire.VersionSealed(version=version))
                 case wire.Beat():
                     pass

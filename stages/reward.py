@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from pipeline.config import Config
+from pipeline.core.errors import StageFailed
 from pipeline.core.events import Finish, SegmentInfo, VerdictInfo
+from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow, State, VerdictRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
 from stages.engines.base import Output, Request
@@ -162,6 +164,11 @@ class Reward:
 
     def _abort_late(self, now: float) -> None:
         late = list(takewhile(lambda trial: trial.deadline <= now, self._not_late()))
+        if late and self._config.is_strict:
+            raise StageFailed(
+                f"{late[0].id} took longer than reward.genrm.timeout_s ({self._genrm.timeout_s:g} s): in a strict run "
+                "no result may depend on time, so raise the limit"
+            )
         for trial in late:
             trial.is_late = True
         if late:
@@ -173,7 +180,19 @@ class Reward:
             return Failure(FailureType.TIMEOUT)
         if finish == "error":
             return Failure(FailureType.REFUSED)
-        return verdicts.parse(decode_response(self._tokenizer, trial.tokens), finish, self._genrm.verdict)
+        return verdicts.parse(self._generated(trial.tokens), finish, self._genrm.verdict)
+
+    def _generated(self, tokens: list[int]) -> str:
+        """The judge's text. Where a token ends the reasoning, nothing else does: a judge that quotes the tag from the
+        response, which was given to it in pieces, is still reasoning."""
+        tag = self._genrm.verdict.reasoning_end
+        end = self._tokenizer.control_id(tag) if tag else None
+        if end is None:
+            return decode_response(self._tokenizer, tokens)
+        if end not in tokens:
+            return decode_response(self._tokenizer, tokens).replace(tag, " ")
+        after = len(tokens) - tokens[::-1].index(end)
+        return tag + decode_response(self._tokenizer, tokens[after:])
 
     def _give(self, trial: _Trial, outcome: Score | Failure) -> None:
         score = outcome.value if isinstance(outcome, Score) else None
@@ -195,6 +214,7 @@ class Reward:
             replica=self._worker.name,
         )
         self._end(_Ended(row=trial.row, verdict=verdict))
+        kill_point("reward.mid")
 
     def _end(self, ended: _Ended) -> None:
         if not self._ended:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pipeline.config import Config
 from pipeline.core.errors import StageFailed
 from pipeline.core.events import Finish, SegmentInfo
+from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SegmentRow, SequenceRow, State
 from pipeline.stage import StageResult, StageSpec, TaskContext
 from stages.engines.base import Output, Request
@@ -101,6 +102,7 @@ class Rollout:
         if output.finish:
             del self._running[output.id]
             self._close(segment, Finish(output.finish))
+            kill_point("rollout.mid")
 
     def settle(self, now: float) -> float | None:
         is_flush_due = now >= self._next_flush

@@ -17,6 +17,7 @@ from pipeline.data import Message
 from stages.engines.vllm_start import hide_broken_packages
 
 EMULATED = "emulated"
+_MARKUP = re.compile(r"<\S+>|\[\S+\]")
 
 
 class Tokenizer(Hashable, Protocol):
@@ -36,6 +37,9 @@ class Tokenizer(Hashable, Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control tokens are spelt out."""
+
+    def control_id(self, text: str) -> int | None:
+        """The control token that is spelt so; None if there is none. Only its id is it: encoded text never is."""
 
 
 def decode_response(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -74,6 +78,9 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i - 3 for i in ids if i >= 3).decode("utf-8", errors="replace")
 
+    def control_id(self, text: str) -> int | None:
+        return None
+
 
 class HfTokenizer:
     """The tokenizer of a Hugging Face model folder."""
@@ -89,6 +96,8 @@ class HfTokenizer:
         self.vocab_size = len(self._hf)
         # What the tokenizer puts before bare text: the BOS, for a template that leaves it to the tokenizer.
         self._bos = [self.bos_id] if self.bos_id is not None and self._hf.encode("a")[:1] == [self.bos_id] else []
+        backend = getattr(self._hf, "backend_tokenizer", None)
+        self._is_normalizing = backend is not None and backend.normalizer is not None
         self._control_ids, self._control = self._find_control_tokens()
         # A control token's first character, wherever one begins, also inside another.
         self._control_start = re.compile(f"(?=(?:{self._control.pattern}))(.)", re.DOTALL)
@@ -112,9 +121,18 @@ class HfTokenizer:
         text: str = self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
+    def control_id(self, text: str) -> int | None:
+        return self._hf.convert_tokens_to_ids(text) if self._control.fullmatch(text) else None
+
     def _find_control_tokens(self) -> tuple[frozenset[int], re.Pattern[str]]:
-        """Tokens that the tokenizer declares special or that stop a response: their ids, and what spells them."""
-        added = {i: token.content for i, token in self._hf.added_tokens_decoder.items() if token.special}
+        """Tokens that the tokenizer declares special, that stop a response, or that look like markup: their ids, and
+        what spells them. Chat models add `</think>` and `<tool_call>` without declaring them special; other added
+        tokens are words, or runs of blanks."""
+        added = {
+            i: token.content
+            for i, token in self._hf.added_tokens_decoder.items()
+            if token.special or _MARKUP.fullmatch(token.content)
+        }
         ids = {*added, *self._hf.all_special_ids, *self.stop_ids}
         spelt = {added.get(i) or self._hf.convert_ids_to_tokens(i) for i in ids}
         longest_first = sorted(spelt, key=lambda text: (-len(text), text))
@@ -131,17 +149,26 @@ class HfTokenizer:
     def _encode_broken(self, text: str) -> list[int]:
         """In each piece the control tokens that are spelt are the template's own, and only these may come out."""
         pieces = text.split(self._seam)
-        encoded = self._hf(pieces, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return [i for piece, ids in zip(pieces, encoded, strict=True) for i in self._checked(piece, ids)]
+        encoded = self._hf(pieces, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [
+            i
+            for number, (piece, ids) in enumerate(zip(pieces, encoded["input_ids"], strict=True))
+            for i in (ids if self._is_faithful(piece, ids, encoded, number) else self._encode_by_character(piece))
+        ]
 
-    def _checked(self, text: str, ids: list[int]) -> list[int]:
-        num_spelt = sum(1 for _ in self._control.finditer(text))
-        if sum(i in self._control_ids for i in ids) <= num_spelt:
-            return ids
-        return self._encode_by_character(text)
+    def _is_faithful(self, piece: str, ids: list[int], encoded: Any, number: int) -> bool:
+        """Whether its control tokens came out, and no others. A normalisation makes control tokens out of other text
+        (full-width letters) and takes them away (`>` and a combining stroke are one character), so which text became
+        a control token counts, not how many did."""
+        spelt = self._control.findall(piece)
+        if not self._is_normalizing:
+            return sum(i in self._control_ids for i in ids) <= len(spelt)
+        offsets = encoded.encodings[number].offsets
+        sources = [piece[slice(*at)].strip() for i, at in zip(ids, offsets, strict=True) if i in self._control_ids]
+        return sources == spelt
 
     def _encode_by_character(self, text: str) -> list[int]:
-        """For a tokenizer whose normalisation makes control tokens out of other text (full-width letters)."""
+        """Each character on its own, but for the control tokens that are spelt."""
         ids: list[int] = []
         end = 0
         for match in self._control.finditer(text):

@@ -256,7 +256,7 @@ def janitor(user_prefix: str) -> list[str]:
             continue
         try:
             fd = _open_own(f"{SHM}/{file}", os.O_RDWR)
-        except (FileNotFoundError, PermissionError, ValueError):
+        except (OSError, ValueError):  # gone, or what another user has put there: a file, a link, a folder
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -278,7 +278,7 @@ def _path(name: str, part: str) -> str:
 
 def _unlink(name: str, num_slots: int) -> None:
     for part in [*map(str, range(num_slots)), "meta"]:  # meta last: what it does not name, no janitor would find
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # gone, or another user's, who may have taken the name
             os.unlink(_path(name, part))
 
 

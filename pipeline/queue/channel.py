@@ -6,13 +6,16 @@ Handshake (the secret itself never travels):
     client ▶ server   nonce C, HMAC-SHA256(secret, "client" S C)
     server ▶ client   HMAC-SHA256(secret, "server" C S), token
 
-Each call then carries the token, which dies with the server.
+Each call then carries the token, which dies with the server. gRPC mends a broken connection by itself, without a
+handshake, and by then another process may have the port: so each call also carries a nonce, and its answer counts only
+with HMAC-SHA256(secret, "answer" nonce).
 """
 
 import hashlib
 import hmac
 import json
 import secrets
+import threading
 from typing import Any
 
 import pyarrow.flight as fl
@@ -20,6 +23,7 @@ import pyarrow.flight as fl
 from pipeline.core.errors import Fenced, NotOwner, QueueDamaged, RunError
 
 _NONCE = 32
+_NONCE_HEADER, _PROOF_HEADER = "x-nonce", "x-proof"
 ERRORS: dict[str, type[Exception]] = {
     cls.__name__: cls for cls in (Fenced, NotOwner, QueueDamaged, RunError, ValueError)
 }
@@ -71,6 +75,61 @@ class ClientHandshake(fl.ClientAuthHandler):  # type: ignore[misc]
 
     def get_token(self) -> bytes:
         return self._token
+
+
+def _answer_proof(secret: bytes, nonce: str) -> str:
+    return _proof(secret, b"answer", nonce.encode(), b"").hex()
+
+
+class AnswerProofs(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Has the server put its proof before each answer."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def start_call(self, info: fl.CallInfo, headers: dict[str, list[str]]) -> "_ProvingAnswer":
+        (nonce,) = headers.get(_NONCE_HEADER, [""])
+        return _ProvingAnswer(_answer_proof(self._secret, nonce))
+
+
+class _ProvingAnswer(fl.ServerMiddleware):  # type: ignore[misc]
+    def __init__(self, proof: str) -> None:
+        self._proof = proof
+
+    def sending_headers(self) -> dict[str, str]:
+        return {_PROOF_HEADER: self._proof}
+
+
+class ProvenCalls(fl.ClientMiddlewareFactory):  # type: ignore[misc]
+    """Has the client ask for the proof; afterwards `is_proven` says whether this thread's last call was answered by
+    one who knows the secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._of_thread = threading.local()
+
+    def start_call(self, info: fl.CallInfo) -> "_ProvenCall":
+        call = _ProvenCall(self._secret)
+        self._of_thread.call = call
+        return call
+
+    def is_proven(self) -> bool:
+        call: _ProvenCall | None = getattr(self._of_thread, "call", None)
+        return call is not None and call.is_proven
+
+
+class _ProvenCall(fl.ClientMiddleware):  # type: ignore[misc]
+    def __init__(self, secret: bytes) -> None:
+        self._nonce = secrets.token_hex(_NONCE)
+        self._secret = secret
+        self.is_proven = False
+
+    def sending_headers(self) -> dict[str, str]:
+        return {_NONCE_HEADER: self._nonce}
+
+    def received_headers(self, headers: dict[str, list[str]]) -> None:
+        for proof in headers.get(_PROOF_HEADER, []):
+            self.is_proven |= hmac.compare_digest(proof, _answer_proof(self._secret, self._nonce))
 
 
 def told(error: Exception) -> fl.FlightServerError:

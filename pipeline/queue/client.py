@@ -11,7 +11,7 @@ import pyarrow.flight as fl
 
 from pipeline.core.errors import QueueUnavailable
 from pipeline.core.events import RestoredSequence, RestoredStep
-from pipeline.queue.channel import ClientHandshake, heard
+from pipeline.queue.channel import ClientHandshake, ProvenCalls, heard
 from pipeline.queue.rows import to_batch, to_sequences
 from pipeline.queue.schema import PROMPTS, SEGMENTS, VERDICTS, PromptRow, SegmentRow, SequenceRow, VerdictRow
 
@@ -25,8 +25,13 @@ class _NotDurable(Exception):
     """The server went before it acknowledged."""
 
 
+class _NotProven(Exception):
+    """Somebody else answered, at the server's place."""
+
+
 _LOST = (
     _NotDurable,
+    _NotProven,
     fl.FlightUnavailableError,
     fl.FlightInternalError,
     fl.FlightTimedOutError,
@@ -52,6 +57,7 @@ class QueueClient:
         """How long callers have waited for the server, in total: what the queue costs them."""
         self._connection: fl.FlightClient | None = None
         self._lock = threading.Lock()  # of _connection
+        self._calls = ProvenCalls(secret)
 
     def admit(self, rows: Sequence[PromptRow]) -> None:
         """Store new sequences. Repeating is no error; another prompt under a known id is a ValueError."""
@@ -85,12 +91,20 @@ class QueueClient:
         """The recorded batch of `step`, in its order. Raises ValueError if there is none."""
         return self._get(call="batch", step=step)
 
-    def commit_batch(self, step: int, ids: Sequence[str], dropped: Sequence[tuple[str, str]]) -> None:
-        """Record which sequences are trained, in which order, and which are dropped, with reasons.
+    def commit_batch(
+        self, step: int, ids: Sequence[str], dropped: Sequence[tuple[str, str]], parts: dict[str, Any] | None = None
+    ) -> None:
+        """Record which sequences are trained, in which order, and which are dropped, with reasons. `parts` (JSON-able)
+        is what was measured of the step so far: kept with the batch, because it cannot be measured again.
 
         Raises ValueError unless these are all sequences of the step, `ids` are SCORED, and no other batch is there.
         """
-        self._act("commit_batch", step=step, ids=list(ids), dropped=[list(pair) for pair in dropped])
+        pairs = [list(pair) for pair in dropped]
+        self._act("commit_batch", step=step, ids=list(ids), dropped=pairs, parts=parts or {})
+
+    def batch_parts(self, above: int) -> dict[int, dict[str, Any]]:
+        """Of each step > `above` with a recorded batch: the `parts` that were kept with it."""
+        return dict(self._act("batch_parts", above=above))
 
     def commit_trained(self, step: int) -> tuple[int, int]:
         """Record that the batch of `step` is trained; returns (trained, dropped), whose sum the server checked."""
@@ -176,10 +190,15 @@ class QueueClient:
             try:
                 options = fl.FlightCallOptions(timeout=max(deadline - time.monotonic(), 1e-3))
                 connection = self._connected(options)
-                return call(connection, options)
+                answer = call(connection, options)
+                if not self._calls.is_proven():
+                    raise _NotProven("the answer is not from one who knows the secret of this run")
+                return answer
             except _LOST as error:
-                if isinstance(error, fl.FlightServerError) and (answer := heard(error)) is not None:
-                    raise answer from None
+                if isinstance(error, fl.FlightServerError) and self._calls.is_proven():
+                    told = heard(error)
+                    if told is not None:
+                        raise told from None
                 self._forget(connection)
                 if time.monotonic() + pause_s > deadline:
                     raise QueueUnavailable(
@@ -192,7 +211,7 @@ class QueueClient:
     def _connected(self, options: fl.FlightCallOptions) -> fl.FlightClient:
         with self._lock:
             if self._connection is None:
-                connection = fl.connect(self.endpoint)
+                connection = fl.connect(self.endpoint, middleware=[self._calls])
                 try:
                     connection.authenticate(ClientHandshake(self._secret), options)
                 except fl.FlightUnauthenticatedError:

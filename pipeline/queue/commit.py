@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from pipeline.kill_points import kill_point
 from pipeline.queue.index import Index
 from pipeline.queue.segments import SegmentFiles
 
@@ -63,6 +64,7 @@ class GroupCommit:
                 traceback.print_exc()
                 sys.stderr.flush()
                 os._exit(1)
+            kill_point("queue.before_reply")
             for call, result in zip(group, results, strict=True):
                 if isinstance(result, Exception):
                     call.answer.set_exception(result)
@@ -86,6 +88,8 @@ class GroupCommit:
             except Exception as error:
                 results.append(error)
         self._files.sync()
+        kill_point("queue.before_commit")
         self._index.commit()
+        kill_point("queue.after_commit")
         self.num_commits += 1
         return results

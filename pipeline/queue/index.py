@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.errors import Fenced
 from pipeline.queue.segments import Block
 
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE IF NOT EXISTS block(
     no INTEGER PRIMARY KEY, file TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS seq(
@@ -28,7 +28,8 @@ CREATE TABLE IF NOT EXISTS seg(
     version INTEGER NOT NULL, replica TEXT NOT NULL, num_tokens INTEGER NOT NULL, finish TEXT NOT NULL,
     block INTEGER NOT NULL, row INTEGER NOT NULL, PRIMARY KEY(seq_id, idx)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batch(
-    step INTEGER PRIMARY KEY, ids TEXT NOT NULL, state TEXT NOT NULL);  -- ids: JSON, in the order of training
+    step INTEGER PRIMARY KEY, ids TEXT NOT NULL, state TEXT NOT NULL,  -- ids: JSON, in the order of training
+    parts TEXT NOT NULL);  -- JSON: what was measured of the step before it was recorded
 CREATE TABLE IF NOT EXISTS step(step INTEGER PRIMARY KEY, row TEXT NOT NULL);  -- row: JSON
 """
 
@@ -57,7 +58,7 @@ class Index:
         ((highest,),) = self.fetch("PRAGMA user_version")
         if attempt < highest:
             raise Fenced(f"attempt {attempt} may not serve a queue that attempt {highest} has served")
-        self._db.executescript(f"BEGIN EXCLUSIVE; PRAGMA user_version = {attempt}; {_SCHEMA} COMMIT;")
+        self._db.executescript(f"BEGIN EXCLUSIVE; PRAGMA user_version = {attempt}; {SCHEMA} COMMIT;")
 
     def begin(self, synced: bool) -> None:
         """`synced`: its COMMIT survives the machine; else only the death of this process."""

@@ -4,11 +4,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.queue.index import Index
-from pipeline.queue.rows import column, numbers, offsets_of
+from pipeline.queue.rows import column, offsets_of
 from pipeline.queue.schema import PROMPTS, SEQUENCES
 from pipeline.queue.segments import Block
 
@@ -92,14 +91,8 @@ def assemble(sequences: Sequence[StoredSequence], read: Read) -> pa.Table:
     for name in ("tokens", "logprobs"):
         kind = SEQUENCES.field(name).type
         flat = [_flat(piece.column(name)) for piece in pieces] or [_flat(column(SEQUENCES.field(name), []))]
-        columns[name] = pa.ListArray.from_arrays(offsets_of(lengths), pa.concat_arrays(flat), type=kind)
-    versions = np.repeat(
-        np.array([segment.version for segment in segments], np.int64),
-        np.array([segment.num_tokens for segment in segments], np.int64),
-    )
-    columns["versions"] = pa.ListArray.from_arrays(
-        offsets_of(lengths), numbers(versions, pa.int64()), type=SEQUENCES.field("versions").type
-    )
+        whole = flat[0] if len(flat) == 1 else pa.concat_arrays(flat)
+        columns[name] = pa.ListArray.from_arrays(offsets_of(lengths), whole, type=kind)
     critiques = iter(
         text
         for piece in _gather((s.verdict for s in sequences if s.verdict is not None), read)
@@ -108,7 +101,8 @@ def assemble(sequences: Sequence[StoredSequence], read: Read) -> pa.Table:
     plain: dict[str, list[Any]] = {
         "state": [s.state for s in sequences],
         "reason": [s.reason for s in sequences],
-        "num_segments": [len(s.segments) for s in sequences],
+        "segment_versions": [[segment.version for segment in s.segments] for s in sequences],
+        "segment_lengths": [[segment.num_tokens for segment in s.segments] for s in sequences],
         "finish": [s.segments[-1].finish if s.segments else "" for s in sequences],
         "score": [s.score for s in sequences],
         "failure": [s.failure for s in sequences],

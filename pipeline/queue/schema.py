@@ -86,8 +86,8 @@ SEQUENCES = pa.schema(
         _field("reason", pa.string()),
         _field("tokens", _INTS),
         _field("logprobs", _FLOATS),
-        _field("versions", _LONGS),  # one per token
-        _field("num_segments", pa.int32()),
+        _field("segment_versions", _LONGS),  # of each segment: a version per token would double what travels
+        _field("segment_lengths", _INTS),  # in tokens
         _field("finish", pa.string()),  # of the last segment; "" if none
         _field("score", pa.float32(), nullable=True),
         _field("failure", pa.string()),

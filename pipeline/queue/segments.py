@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.core.errors import QueueDamaged
+from pipeline.kill_points import kill_point
 
 CACHE_BYTES = 64 << 20  # parsed blocks kept in memory: several steps of short sequences, one of long ones
 
@@ -56,9 +57,11 @@ class SegmentFiles:
         data = memoryview(sink.getvalue())
         block = Block(self._name, self._end, len(data), zlib.crc32(data))
         self._is_dirty = True
+        kill_point("queue.before_write")
         written = 0
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], self._end + written)
+        kill_point("queue.after_write")
         self._end += len(data)
         return block
 
@@ -66,6 +69,7 @@ class SegmentFiles:
         """Make everything appended so far durable."""
         if self._is_dirty:
             os.fdatasync(self._fd)
+            kill_point("queue.after_sync")
             self._is_dirty = False
             self.num_syncs += 1
 

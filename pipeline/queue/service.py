@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 
 from pipeline.core.errors import Fenced
 from pipeline.queue import payload, sequences, steps
-from pipeline.queue.channel import ERRORS, ServerHandshake, told
+from pipeline.queue.channel import ERRORS, AnswerProofs, ServerHandshake, told
 from pipeline.queue.commit import GroupCommit
 from pipeline.queue.index import Index
 from pipeline.queue.schema import PROMPTS, SEGMENTS, VERDICTS
@@ -33,7 +33,7 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
         self._index = index
         self._files = files
         self._commit = GroupCommit(index, files)
-        super().__init__(location, auth_handler=ServerHandshake(secret))
+        super().__init__(location, auth_handler=ServerHandshake(secret), middleware={"proof": AnswerProofs(secret)})
 
     def do_put(
         self,
@@ -78,7 +78,10 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
 
     def _act(self, name: str, call: dict[str, Any]) -> Any:
         known: dict[str, Callable[[], Any]] = {
-            "commit_batch": lambda: steps.commit_batch(self._index, call["step"], call["ids"], call["dropped"]),
+            "commit_batch": lambda: steps.commit_batch(
+                self._index, call["step"], call["ids"], call["dropped"], call["parts"]
+            ),
+            "batch_parts": lambda: steps.batch_parts(self._index, call["above"]),
             "commit_trained": lambda: steps.commit_trained(self._index, call["step"]),
             "record_step": lambda: steps.record_step(self._index, call["step"], call["row"]),
             "step_rows": lambda: steps.step_rows(self._index, call["above"]),

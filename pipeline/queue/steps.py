@@ -9,11 +9,13 @@ from pipeline.queue.schema import State
 from pipeline.queue.sequences import require_state
 
 
-def commit_batch(index: Index, step: int, ids: Sequence[str], dropped: Sequence[tuple[str, str]]) -> None:
+def commit_batch(
+    index: Index, step: int, ids: Sequence[str], dropped: Sequence[tuple[str, str]], parts: dict[str, Any]
+) -> None:
     """Record the batch of `step` in this order: `ids` SCORED ▶ BATCHED, `dropped` (id, reason) ▶ DROPPED.
 
-    Together they must be all sequences of the step, each once. A batch recorded before must be the same.
-    Raises ValueError, and then changes nothing.
+    Together they must be all sequences of the step, each once. `parts` is kept with the batch: it cannot be measured
+    again. A batch recorded before must be the same. Raises ValueError, and then changes nothing.
     """
     states = _states(index, step)
     reasons = dict(dropped)
@@ -30,7 +32,10 @@ def commit_batch(index: Index, step: int, ids: Sequence[str], dropped: Sequence[
         return
     for id in ids:
         require_state(f"{id} (batch of step {step})", states[id], State.SCORED)
-    index.write("INSERT INTO batch(step, ids, state) VALUES (?, ?, ?)", step, json.dumps(list(ids)), State.BATCHED)
+    index.write(
+        "INSERT INTO batch(step, ids, state, parts) VALUES (?, ?, ?, ?)",
+        *(step, json.dumps(list(ids)), State.BATCHED, json.dumps(parts)),
+    )
     index.write_each("UPDATE seq SET state = ? WHERE id = ?", [(State.BATCHED, id) for id in ids])
     index.write_each(
         "UPDATE seq SET state = ?, reason = ? WHERE id = ?",
@@ -57,6 +62,12 @@ def batch_ids(index: Index, step: int) -> list[str]:
         raise ValueError(f"step {step} has no recorded batch")
     ids: list[str] = json.loads(recorded[0][0])
     return ids
+
+
+def batch_parts(index: Index, above: int) -> list[tuple[int, dict[str, Any]]]:
+    """What was kept with the recorded batches of all steps > `above`, ascending."""
+    rows = index.fetch("SELECT step, parts FROM batch WHERE step > ? ORDER BY step", above)
+    return [(step, json.loads(parts)) for step, parts in rows]
 
 
 def record_step(index: Index, step: int, row: dict[str, Any]) -> bool:

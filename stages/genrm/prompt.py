@@ -4,12 +4,14 @@ The response is hostile: it is a value, never template source, and the tokenizer
 spells. The ground truth is not given: what the judge cannot see, it cannot leak.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from pipeline.core.errors import ConfigError
 from pipeline.data import Message
@@ -17,6 +19,9 @@ from stages.text import Tokenizer
 
 VARIABLES = ("prompt", "response", "messages")
 """prompt: the last user message; response: the policy's text; messages: the whole chat, [{role, content}]."""
+
+_LONGEST = 1 << 20
+"""Characters that the sample texts may become."""
 
 _SAMPLES = ("a response", "", "two\nlines; and {{ braces }}")
 
@@ -75,12 +80,43 @@ def check_template(template: str) -> None:
     for response in _SAMPLES:
         messages = [Message(role="user", content="a prompt")]
         try:
-            text = compiled.render(prompt="a prompt", response=response, messages=messages)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise ConfigError(f"{where}: it fails on the response {response!r}: {error}") from None
+            text = _bounded(compiled.generate(prompt="a prompt", response=response, messages=messages))
+        except Exception as error:  # the border to the user's code, which may raise anything
+            reason = str(error) or type(error).__name__
+            raise ConfigError(f"{where}: it fails on the response {response!r}: {reason}") from None
         if response and not text.strip():
             raise ConfigError(f"{where}: it renders to nothing for the response {response!r}")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+def _bounded(pieces: Iterable[str]) -> str:
+    """The text of a sample. A loop that writes without end is stopped; one that writes nothing is not."""
+    text: list[str] = []
+    length = 0
+    for piece in pieces:
+        text.append(piece)
+        length += len(piece)
+        if length > _LONGEST:
+            raise ValueError(f"it renders to more than {_LONGEST} characters")
+    return "".join(text)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A template reaches no attribute that leads out of its values, changes none of them, and makes nothing huge out
+    of small things."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("powers are not computed")
+        for text, times in ((left, right), (right, left)):
+            if isinstance(times, int) and hasattr(text, "__len__") and len(text) * times > _LONGEST:
+                raise SecurityError(f"it repeats a text {times} times")
+        return super().call_binop(context, operator, left, right)
+
+
+def _environment() -> _Environment:
+    """Without Jinja's two sources of chance: a run must be able to repeat its prompts."""
+    environment = _Environment(undefined=StrictUndefined, autoescape=False)
+    del environment.globals["lipsum"], environment.filters["random"]
+    return environment

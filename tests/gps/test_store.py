@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,25 +35,6 @@ from pipeline.gps.store import Store
 store = Store.create(sys.argv[1], "emulated", "float32", 0)
 print("held", flush=True)
 time.sleep(600)
-"""
-READ_FOR_EVER = """
-import sys
-import numpy as np
-from pipeline.core.errors import WeightsUnavailable
-from pipeline.gps.store import Store
-store, last, seen = Store.attach(sys.argv[1]), 0, 0
-print("held", flush=True)
-while last < int(sys.argv[2]):
-    try:
-        reader = store.read(store.current(), 10)
-    except WeightsUnavailable:  # it moved on between the two calls
-        continue
-    with reader:
-        values = np.frombuffer(reader.buffer, np.float32, 1024, reader.entries["weight"].offset)
-        assert (values == reader.version).all(), (reader.version, values)
-        assert reader.version >= last
-        last, seen = reader.version, seen + 1
-print(seen)
 """
 
 
@@ -183,21 +163,6 @@ def test_a_closed_reader_frees_the_slot_although_its_views_live(store: Store) ->
 def test_readers_cannot_write(store: Store) -> None:
     with store.read(0, 0) as reader, pytest.raises(TypeError, match="read-only"):
         reader.buffer[0] = 1
-
-
-def test_nobody_reads_a_torn_or_older_version(store: Store) -> None:
-    last = 150
-    readers = [start(READ_FOR_EVER, store.name, last) for _ in range(2)]
-    for version in range(1, last + 1):
-        with store.write(version, 30) as writer:
-            half = values(writer)
-            half[:512] = version
-            time.sleep(0.0005)
-            half[512:] = version
-        store.seal(version)
-    for reader in readers:
-        out, _ = reader.communicate(timeout=30)
-        assert reader.returncode == 0 and int(out) > 5
 
 
 def test_only_this_user_sees_it_and_the_name_is_taken(store: Store) -> None:

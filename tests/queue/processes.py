@@ -37,13 +37,14 @@ def spawn(run: RunFolder, attempt: int = 1, port: int = 0) -> subprocess.Popen[s
 
 @dataclass
 class Server:
-    """A queue server that serves; `restart` keeps its port."""
+    """A queue server that serves; `restart` keeps its port, `start_at` is the port of one before."""
 
     run: RunFolder
     attempt: int = 1
+    start_at: int = 0
 
     def __post_init__(self) -> None:
-        self.start()
+        self.start(self.start_at)
 
     def start(self, port: int = 0) -> None:
         file = self.run.secrets / f"queue-{self.attempt}.json"

@@ -3,17 +3,23 @@
 import os
 import socket
 import threading
+import time
 from typing import Any
 
 from submitit.core.utils import DelayedSubmission
 
 from pipeline import wire
-from pipeline.stage import current_task
+from pipeline.stage import StageResult, StageSpec, TaskContext, current_task
 
 
 def here() -> Any:
     """The running task. (A closure that names the context variable itself could not be pickled.)"""
     return current_task.get()
+
+
+def clock(task: TaskContext, spec: StageSpec) -> StageResult:
+    """A stage that is done at once: when it ran, on the clock that all processes of a machine share."""
+    return {"at": time.monotonic()}
 
 
 class Resumable:

@@ -1,0 +1,3 @@
+from tests.stages.conftest import queue_client
+
+__all__ = ["queue_client"]
