@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).parent / "out"
+# Scripts import from the checkout, and not from this folder: queue.py has the name of a standard module.
+sys.path[:] = [str(OUT.parents[1]), *(path for path in sys.path if Path(path).resolve() != OUT.parent)]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         "first_token_s/max": max(run["first_token_s"] for run in runs),
         "gain/min": min(gain(run) for run in runs),
         "reward_gain/min": min(100 * (r["summary"]["reward_last"] - r["summary"]["reward_first"]) for r in runs),
-        "permuted_gain": abs(gain(raw["permuted"][0])) if raw["permuted"] else None,
+        "permuted_gain": gain(raw["permuted"][0]) if raw["permuted"] else None,
         "pss_mb/max": max(sum(p["Pss"] for p in sample["processes"]) for run in runs for sample in run["memory"]),
         "rss_growth_mb/max": max(growth(run["memory"], role) for run in runs for role in ("rollout-0", "reward-0")),
         "logprob_diff/max": max(row["mismatch/max_abs_logprob_diff"] or 0.0 for row in steps),

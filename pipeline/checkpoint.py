@@ -44,9 +44,17 @@ class Newest(NamedTuple):
     skipped: list[tuple[str, str]]
 
 
+def _file_system(uri: str) -> tuple[Any, str]:
+    """The file system and the path in it. A path is local whatever is in it: to fsspec `::` chains file systems."""
+    if os.path.isabs(uri):
+        return LocalFileSystem(), LocalFileSystem._strip_protocol(uri)
+    fs, path = fsspec.url_to_fs(uri)
+    return fs, path
+
+
 def local_model(checkpoint: str, copies: str) -> str:
     """The checkpoint's model/ as a local folder; what lies elsewhere is copied below `copies` first."""
-    fs, path = fsspec.url_to_fs(f"{checkpoint}/model")
+    fs, path = _file_system(f"{checkpoint}/model")
     if isinstance(fs, LocalFileSystem):
         return str(path)
     copy = f"{copies}/{checkpoint.rstrip('/').rpartition('/')[2]}/model"
@@ -59,7 +67,7 @@ class Checkpoint:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fs, self._folder = fsspec.url_to_fs(path)
+        self._fs, self._folder = _file_system(path)
         self.files: dict[str, Any] = json.loads(self._fs.cat_file(f"{self._folder}/{MANIFEST}"))["files"]
 
     def __contains__(self, name: str) -> bool:
@@ -81,7 +89,7 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, uri: str) -> None:
-        self._fs, self._root = fsspec.url_to_fs(uri)
+        self._fs, self._root = _file_system(uri)
         self._is_local = isinstance(self._fs, LocalFileSystem)
         self._uri = self._root if self._is_local else uri.rstrip("/")
 
@@ -118,13 +126,17 @@ class CheckpointStore:
             skipped.append((name, fault))
         return Newest(0, "", skipped)
 
+    def complete(self) -> list[int]:
+        """The steps of all complete checkpoints, ascending."""
+        found = (step for step, name in self._newest_first() if name == f"step_{step}")
+        return sorted(step for step in found if self._fault(step) is None)
+
     def prune(self, keep: int) -> list[str]:
         """Remove all complete checkpoints but the newest `keep`, the oldest first, and the remains of saves and
         prunes that died. Damaged folders with a manifest stay: they may be somebody's copy. Returns the names."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint is kept")
-        faults = {step: self._fault(step) for step, name in self._newest_first() if name == f"step_{step}"}
-        complete = sorted(step for step, fault in faults.items() if fault is None)
+        complete = self.complete()
         removed = [f"step_{step}" for step in complete[:-keep]]
         for name in removed:
             self._remove(name)

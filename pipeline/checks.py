@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong before a run starts, asked at submit."""
 
+import json
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ def check_all(config: Config) -> None:
     wrong = [
         *_failures(check_packages, config, is_installed),
         *_failures(check_tracking, config.tracking.uri),
-        *_failures(data.check, config.data),
+        *_failures(check_batch, config),
         *_failures(data.check_evaluate, config),
         *_failures(resolve("stages.genrm.prompt:check_template"), config.reward.genrm.template),
     ]
@@ -33,6 +34,7 @@ def check_all(config: Config) -> None:
         wrong += _failures(check_model, where, model, engine) or _failures(
             resolve("stages.text:check_tokenizer"), model.path
         )
+    wrong += _failures(check_length, config)
     if wrong := wrong or _failures(_check_room, config):
         raise ConfigError("\n".join(wrong))
 
@@ -86,6 +88,30 @@ def check_model(where: str, model: Model, engine: str) -> None:
         raise ConfigError(f"{where}.path: {folder} holds no config.json, so it is no model in Hugging Face's layout")
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{where}.path: {folder} holds no *.safetensors; other weight files are not read")
+
+
+def check_length(config: Config) -> None:
+    """A response must fit into the policy's context after the longest prompt."""
+    described = Path(config.model.policy.path) / "config.json"
+    limit = json.loads(described.read_text()).get("max_position_embeddings") if described.is_file() else None
+    prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
+    if limit is not None and prompt + response > limit:
+        raise ConfigError(
+            f"data.max_prompt_length {prompt} + rollout.max_response_length {response} exceed the {limit} positions of "
+            f"{config.model.policy.path} (max_position_embeddings in its config.json)"
+        )
+
+
+def check_batch(config: Config) -> None:
+    """A step takes different prompts."""
+    from pipeline import data
+
+    rows = data.check(config.data).num_rows
+    if config.data.train_batch_size > rows:
+        raise ConfigError(
+            f"data.train_batch_size is {config.data.train_batch_size}, but data.train_files hold {rows} rows: valid is "
+            f"1 to {rows}"
+        )
 
 
 def check_tracking(uri: str) -> None:

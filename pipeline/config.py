@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
-from pipeline.config_paths import with_absolute_inputs
-from pipeline.core.errors import ConfigError
+from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
+from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.run_folder import write_atomic
 
 
@@ -63,7 +63,7 @@ class Run(Section):
         default=0, ge=0, lt=2**31, description="Seeds the sampler, the sampling and the order of training"
     )
     determinism: Literal["default", "strict"] = Field(
-        default="default", description="strict: bit-for-bit repeatable, slower"
+        default="default", description="strict: bit-for-bit repeatable (needs float32 and one replica per role), slower"
     )
     code_path: Paths = Field(default=[], description="Folders added to sys.path of workers, for the user's own modules")
 
@@ -98,7 +98,7 @@ class Data(Section):
     train_files: Paths = Field(min_length=1, description="jsonl or parquet, local or any fsspec URL")
     val_files: Paths = []
     prompt_key: str = "prompt"
-    max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; longer prompts are refused at submit")
+    max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; a longer prompt fails the first step")
     train_batch_size: Int = Field(default=16, ge=1, description="Prompts per step")
     shuffle: bool = True
 
@@ -172,6 +172,9 @@ class Algorithm(Section):
     loss_agg_mode: Literal["token-mean"] = "token-mean"
     staleness: Literal[0] = Field(default=0, description="Largest lag, in versions, of a trained token")
     filter_groups: bool = Field(default=True, description="Groups whose scores are all equal do not count in the mean")
+    max_logprob_diff: Float = Field(
+        default=0.0, ge=0, description="Stop if trainer and engine differ by more on a token; 0: only measured"
+    )
 
 
 class Trainer(Section):
@@ -254,6 +257,17 @@ class Config(Section):
     tracking: Tracking = Tracking()
     limits: Limits = Limits()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_for_strict(cls, tree: Any) -> Any:
+        return with_strict_defaults(tree) if isinstance(tree, dict) else tree
+
+    @model_validator(mode="after")
+    def _is_strictly_strict(self) -> "Config":
+        if self.is_strict and (wrong := list(strict_faults(self))):
+            raise ValueError(f"run.determinism is strict, but {'; '.join(wrong)}")
+        return self
+
     @model_validator(mode="after")
     def _slots_suffice(self) -> "Config":
         roles = self.placement.roles
@@ -290,12 +304,6 @@ class Config(Section):
         return names == {"emulated"}
 
 
-def packaged_configs() -> Path:
-    """The folder of the configs that come with the package (in a wheel: inside it; in a checkout: beside it)."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
-
-
 def load_files(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Config:
     """Compose YAML files from left to right, then overrides `a.b=c`; validate once. Paths become absolute.
 
@@ -309,12 +317,17 @@ def load_files(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Co
         part = with_absolute_inputs(read_tree(file), [Path.cwd(), file.parent, packaged_configs()])
         tree = merge(tree, part)
         sources |= {path: file.name for path, _ in leaves(part)}
+    tree, sources = _overridden(tree, sources, overrides)
+    config = _validated(tree, sources, " + ".join(str(path) for path in paths) or "(no file)")
+    return _with_absolute_outputs(config, config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", ""))
+
+
+def _overridden(tree: Tree, sources: Sources, overrides: Sequence[str]) -> tuple[Tree, Sources]:
     for override in overrides:
         path, value = parse_override(override)
         tree = merge(tree, with_absolute_inputs(nest(path, value), [Path.cwd(), packaged_configs()]))
-        sources[path] = "override"
-    config = _validated(tree, sources, " + ".join(str(path) for path in paths) or "(no file)")
-    return _with_absolute_outputs(config)
+        sources = sources | {path: "override"}
+    return tree, sources
 
 
 def save_resolved(config: Config, path: Path) -> None:
@@ -322,9 +335,12 @@ def save_resolved(config: Config, path: Path) -> None:
     write_atomic(path, dump(config.model_dump(mode="json")))
 
 
-def load_resolved(path: Path) -> Config:
-    """Read what `save_resolved` wrote. Nothing is looked for, nothing depends on the working directory."""
-    return _validated(read_tree(path), {}, str(path))
+def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read what `save_resolved` wrote. Nothing is looked for, nothing depends on the working directory: only relative
+    paths in `overrides` do, as in `load_files`."""
+    tree, sources = _overridden(read_tree(path), {}, overrides)
+    config = _validated(tree, sources, str(path))
+    return _with_absolute_outputs(config, config.tracking.uri) if overrides else config
 
 
 def without_secrets(config: Config) -> str:
@@ -344,16 +360,6 @@ _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
-def find_config(path: str | Path) -> Path:
-    """The file itself, else the packaged one of that name (`configs/quickstart.yaml` works from a wheel)."""
-    packaged = packaged_configs()
-    for candidate in (Path(path), packaged / path, packaged.parent / path):
-        if candidate.is_file():
-            return candidate.absolute()
-    names = ", ".join(sorted(f"configs/{p.name}" for p in packaged.glob("*.yaml")))
-    raise ConfigError(f"no such configuration file: {path} (in {Path.cwd()}); packaged ones: {names}")
-
-
 def _validated(tree: Tree, sources: Sources, name: str) -> Config:
     try:
         return Config.model_validate(tree)
@@ -361,9 +367,8 @@ def _validated(tree: Tree, sources: Sources, name: str) -> Config:
         raise explain(error, Config, sources, name) from None
 
 
-def _with_absolute_outputs(config: Config) -> Config:
-    """What the run writes lies where it was submitted, whoever resumes it from elsewhere."""
-    uri = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+def _with_absolute_outputs(config: Config, uri: str) -> Config:
+    """What the run writes lies where it was submitted, whoever resumes it from elsewhere. `uri`: MLflow's."""
     sqlite = re.fullmatch(r"(sqlite:///)([^/].*)", uri)
     checkpoints = config.checkpoint.uri
     return config.model_copy(

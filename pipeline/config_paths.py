@@ -57,3 +57,19 @@ def _template_text(text: str, folders: list[Path]) -> str:
         places = ", ".join(str(folder) for folder in folders)
         raise ConfigError(f"reward.genrm.template: no such file: {text} (looked in {places})")
     return text
+
+
+def packaged_configs() -> Path:
+    """The folder of the configs that come with the package (in a wheel: inside it; in a checkout: beside it)."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, else the packaged one of that name (`configs/quickstart.yaml` works from a wheel)."""
+    packaged = packaged_configs()
+    for candidate in (Path(path), packaged / path, packaged.parent / path):
+        if candidate.is_file():
+            return candidate.absolute()
+    names = ", ".join(sorted(f"configs/{p.name}" for p in packaged.glob("*.yaml")))
+    raise ConfigError(f"no such configuration file: {path} (in {Path.cwd()}); packaged ones: {names}")

@@ -27,13 +27,15 @@ from pipeline.core.errors import ChannelBroken, RunError
 from pipeline.core.events import Role
 from pipeline.core.fleet import Replicas
 from pipeline.journal import Journal
+from pipeline.kill_points import be_controller
 from pipeline.metrics import Row, step_row
 from pipeline.processes import describe_exit, log_tail, when_ended
 from pipeline.queue.client import QueueClient
 from pipeline.queue.process import QueueProcess
 from pipeline.run_folder import RunFolder, write_json
-from pipeline.shell import Executor, Node, Shell, StepParts
+from pipeline.shell import Executor, Node, Shell
 from pipeline.status import StatusFile
+from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
 
@@ -87,6 +89,7 @@ class Controller:
 
     async def main(self) -> int:
         """Run to the end; return the exit code. Whatever happens, the run's folder says how it ended."""
+        be_controller()
         loop = asyncio.get_running_loop()
         self._broken: asyncio.Future[None] = loop.create_future()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -142,10 +145,13 @@ class Controller:
     def _restore(self) -> ev.RunRestored:
         """What the queue's index holds above the checkpoint; metric rows are exported from there again."""
         steps = self.shell.queue.restore(self.restored.step, self.config.is_strict)
+        kept = self.shell.queue.batch_parts(self.restored.step)
+        self.shell.parts = {step: StepParts.restored(parts) for step, parts in kept.items() if parts}
         rows = self.shell.queue.step_rows(-1)
         self.metrics_log.rewrite(rows)
         self.tracking.resume(rows)
-        return ev.RunRestored(version=self.restored.step, steps=tuple(steps))
+        recorded = tuple(step for step, _ in rows)
+        return ev.RunRestored(version=self.restored.step, steps=tuple(steps), recorded=recorded)
 
     # --- the run ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +265,8 @@ class Controller:
             self._node_lost(peer, str(error))
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
-        return step_row(step, parts, *self.core.window(step))
+        spans, began, ended = self.core.window(step)
+        return step_row(step, parts, *parts.whole(spans, began), ended)
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow."""

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -20,9 +20,11 @@ from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import STAGES
 from pipeline.journal import Journal
+from pipeline.kill_points import kill_point
 from pipeline.metrics import Row
 from pipeline.queue.client import QueueClient
 from pipeline.stage import StageSpec, StageTask
+from pipeline.step_parts import StepParts
 
 _PATHS = {stage.name: stage.path for stage in STAGES}
 
@@ -64,16 +66,6 @@ class RunningTask:
     started: float = 0.0
 
 
-@dataclass
-class StepParts:
-    """What becomes the metric row of one step: metrics of each stage, one dict per task."""
-
-    metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    num_sequences: tuple[int, int] = (0, 0)
-    """(trained, dropped)"""
-    queue_depth: int = 0
-
-
 class Shell:
     """Takes events one by one, in the order in which they came, and performs what the core decides."""
 
@@ -85,7 +77,7 @@ class Shell:
         attempt: int,
         journal: Journal,
         send: Callable[[bytes, wire.ToAgent], Awaitable[None]],
-        make_row: Callable[[int, "StepParts"], Row],
+        make_row: Callable[[int, StepParts], Row],
         export: Callable[[int, Row], None],
         newest_checkpoint: Callable[[], str],
     ) -> None:
@@ -156,10 +148,14 @@ class Shell:
                 message_ = wire.AbortTask(worker=decision.worker, task=decision.task, ids=list(decision.ids))
                 await self._to_worker(decision.worker, message_)
             case de.CommitBatch():
-                await self._call(self.queue.commit_batch, decision.step, decision.ids, decision.dropped)
+                this, before = self.core.steps[decision.step], self.core.steps.get(decision.step - 1)
+                parts = self.step_parts(decision.step).kept(this, before, time.monotonic())
+                await self._call(self.queue.commit_batch, decision.step, decision.ids, decision.dropped, parts)
+                kill_point("shell.batch_committed")
                 self.post(ev.BatchCommitted(step=decision.step))
             case de.CommitTrained():
                 trained, dropped = await self._call(self.queue.commit_trained, decision.step)
+                kill_point("shell.trained_committed")
                 self.step_parts(decision.step).num_sequences = (trained, dropped)
                 self.post(ev.BatchTrained(step=decision.step, num_trained=trained, num_dropped=dropped))
             case de.SealVersion():
@@ -206,10 +202,12 @@ class Shell:
             await self._to_worker(worker, wire.RunTask(worker=worker, task=task, folder=folder))
 
     async def _record_step(self, step: int) -> None:
-        """The row is durable before anything else is told of it."""
+        """The row is durable before anything else is told of it. The first of a step holds."""
         row = self._make_row(step, self.step_parts(step))
-        if await self._call(self.queue.record_step, step, row):
-            self._export(step, row)
+        if not await self._call(self.queue.record_step, step, row):
+            row = dict(await self._call(self.queue.step_rows, step - 1))[step]
+        kill_point("shell.step_recorded")
+        self._export(step, row)
         self.parts.pop(step, None)
         self._probes = {v: p for v, p in self._probes.items() if v >= step}
         self.post(ev.StepRecorded(step=step))
@@ -288,4 +286,10 @@ class Shell:
             self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
         if ok and task.stage == "publish":
             self._probes[task.step] = msgspec.convert(result["probe"], wire.Probe)
-        self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=error))
+        self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=_cause_first(error)))
+
+
+def _cause_first(trace: str) -> str:
+    """A traceback says last what is to be read first."""
+    lines = trace.strip().splitlines()
+    return "\n".join([lines[-1], *lines]) if len(lines) > 1 else trace

@@ -116,13 +116,15 @@ class Tracking:
         with self._wake:
             self._end, self._deadline = _END_STATUS[status], time.monotonic() + timeout_s
             self._wake.notify()
-        if self._pending or _run_file(self._run).exists():
+        if self._pending or self._run.mlflow_run.exists():
             self.open()
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
         if self._pending or self._thread.is_alive():
             _say(f"{len(self._pending)} rows did not reach MLflow; they stand in {self._run.metrics}")
+            where = self.location or {"uri": without_passwords(self._config.tracking.uri), "run_id": ""}
+            self.location = where | {"unsent": str(len(self._pending))}
             return False
         return True
 
@@ -186,7 +188,7 @@ class _Session:
 
     def _find_or_make(self, uri: str) -> str:
         """The run is found by its own key, so a lost reply to its making does not make a second one."""
-        path = _run_file(self._run)
+        path = self._run.mlflow_run
         note = read_json(path) or {"key": uuid.uuid4().hex}
         if "run_id" in note:
             return str(note["run_id"])
@@ -197,6 +199,7 @@ class _Session:
             "pivot_run": note["key"],
             "run_name": self._run.name,
             "deployment_mode": self._config.placement.mode,
+            **_origin(self._run),
             **_git_sha(),
         }
         made = found[0] if found else self.client.create_run(experiment, run_name=self._run.name, tags=tags)
@@ -273,8 +276,13 @@ def key_params(config: Config) -> dict[str, Any]:
     }
 
 
-def _run_file(run: RunFolder) -> Path:
-    return run.path / "mlflow_run.json"
+def _origin(run: RunFolder) -> dict[str, str]:
+    """Of a fork: where it comes from. Its parent may stand in another database."""
+    origin = read_json(run.origin)
+    if origin is None:
+        return {}
+    tags = {"resumed_from": origin["name"], "resume_step": str(origin["step"])}
+    return tags | ({"mlflow.parentRunId": origin["mlflow_run_id"]} if origin["mlflow_run_id"] else {})
 
 
 def _git_sha() -> dict[str, str]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from pipeline.checkpoint import CheckpointStore
 from pipeline.core.errors import Fenced, StageFailed
+from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
 
@@ -18,7 +19,10 @@ def train(task: TaskContext, spec: StageSpec) -> StageResult:
     check_rows(rows)
     if worker.config.reward.permute_verdicts:
         rows = permute_verdicts(rows, (worker.config.run.seed, spec.step))
+    kill_point("train.before")
     metrics = worker.trainer.train(rows, spec.step)
+    check_mismatch(metrics, worker.config.algorithm.max_logprob_diff)
+    kill_point("train.after")
     task.log(f"step {spec.step}: trained {len(rows)} sequences, {metrics['train/num_tokens']:.0f} tokens in the loss")
     return {"metrics": metrics}
 
@@ -28,8 +32,10 @@ def publish(task: TaskContext, spec: StageSpec) -> StageResult:
     worker = task.worker
     if worker.trainer.version != spec.version:
         raise StageFailed(f"version {spec.version} cannot be published: the trainer holds {worker.trainer.version}")
+    kill_point("publish.begin")
     with worker.policy.write(spec.version, worker.config.limits.publish_s) as writer:
         worker.trainer.publish(writer)
+    kill_point("publish.written")
     return {"metrics": {}, "probe": msgspec.to_builtins(worker.trainer.probe())}
 
 
@@ -48,6 +54,16 @@ def checkpoint(task: TaskContext, spec: StageSpec) -> StageResult:
     removed = CheckpointStore(uri).prune(worker.config.checkpoint.keep)
     task.log(f"saved {path}" + (f"; removed {', '.join(removed)}" if removed else ""))
     return {"metrics": {}, "version": worker.trainer.version, "path": path}
+
+
+def check_mismatch(metrics: dict[str, float], allowed: float) -> None:
+    """The engine answered under the weights that the trainer had: else an update went wrong. Raises StageFailed."""
+    difference = metrics.get("mismatch/max_abs_logprob_diff", 0.0)
+    if allowed and difference > allowed:
+        raise StageFailed(
+            f"trainer and engine differ by {difference:.3g} on the logprob of a token of this step, "
+            f"algorithm.max_logprob_diff allows {allowed:g}: they do not hold the same weights"
+        )
 
 
 def check_rows(rows: list[SequenceRow]) -> None:

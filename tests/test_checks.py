@@ -75,3 +75,15 @@ def test_stores_that_mlflow_takes(uri: str) -> None:
 def test_stores_that_mlflow_would_refuse_later(uri: str) -> None:
     with pytest.raises(ConfigError, match="is no MLflow store"):
         checks.check_tracking(uri)
+
+
+def test_a_context_that_is_too_short_is_refused() -> None:
+    config = load_files(["configs/quickstart.yaml"], ["rollout.max_response_length=100000"])
+    with pytest.raises(ConfigError, match=r"max_prompt_length 32 \+ rollout.max_response_length 100000 exceed the 256"):
+        checks.check_all(config)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    config = load_files(["configs/quickstart.yaml"], ["data.train_batch_size=4001"])
+    with pytest.raises(ConfigError, match=r"train_batch_size is 4001, but .* hold 4000 rows"):
+        checks.check_all(config)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,15 +105,10 @@ def test_another_prompt_column(write: WriteJsonl) -> None:
         check(data_of(write(GOOD), prompt_key="ability"))
 
 
-def test_quickstart_is_checked_fast_and_without_pyarrow() -> None:
-    """4,000 rows in 50 ms; the limit here is loose because other things may run."""
+def test_quickstart_is_checked_without_pyarrow() -> None:
+    """An all-emulated run is to start within a second or so: plain jsonl needs nothing heavy."""
     data = data_of(str(QUICKSTART / "train.jsonl"), val_files=[str(QUICKSTART / "val.jsonl")])
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert check(data) == DatasetInfo(num_rows=4000, num_val_rows=512)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.2
+    assert check(data) == DatasetInfo(num_rows=4000, num_val_rows=512)
     code = (
         "import sys; from pipeline.config import Data; from pipeline.data import check; "
         f"check(Data(train_files={data.train_files})); "

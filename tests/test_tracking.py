@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config
-from pipeline.run_folder import RunFolder, read_json
+from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.tracking import MetricsLog, Tracking, metric_name
 
 LIMIT_S = 60.0
@@ -127,6 +127,27 @@ def test_r39_after_a_resume_each_step_stands_once_in_one_run(tmp_path: Path, dat
     assert [m.value for m in client.get_metric_history(run_id, "critic/score/mean")][3] == 0.3
     found = client.get_run(run_id)
     assert (found.info.status, found.data.tags["attempt"]) == ("KILLED", "2")
+
+
+def test_r39_a_fork_is_a_child_with_the_history_up_to_its_step(tmp_path: Path, database: Path) -> None:
+    uri = f"sqlite:///{database}"
+    parent = Tracking(make_run(tmp_path / "parent"), make_config(uri), attempt=1)
+    fork = make_run(tmp_path / "parent-from2")
+    parent.resume([(step, row(step)) for step in range(1, 5)])
+    assert parent.close("done", LIMIT_S)
+    client, parent_id = client_of(parent, uri)
+    origin = {"run": str(tmp_path / "parent"), "name": "parent", "step": 2, "mlflow_run_id": parent_id}
+    write_json(fork.origin, origin)
+
+    child = Tracking(fork, make_config(uri), attempt=1)
+    child.resume([(step, row(step)) for step in (1, 2)])
+    child.log(3, row(3))
+    assert child.close("done", LIMIT_S)
+    _, child_id = client_of(child, uri)
+    assert child_id != parent_id
+    assert steps_of(client, child_id) == [1, 2, 3] and steps_of(client, parent_id) == [1, 2, 3, 4]
+    tags = client.get_run(child_id).data.tags
+    assert (tags["mlflow.parentRunId"], tags["resumed_from"], tags["resume_step"]) == (parent_id, "parent", "2")
 
 
 class Door:

@@ -16,6 +16,7 @@ from pipeline.processes import describe_exit, log_tail
 from pipeline.run_folder import RunFolder
 
 EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 130}
+_USER_FAULT = 2
 _POLL_S = 0.1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,13 +31,13 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def follow(run: RunFolder, attempt: int, process: Process, out: TextIO = sys.stdout) -> int:
-    """Show `attempt` of the run until its controller ends; return the exit code.
+def follow(run: RunFolder, attempt: int, process: Process, out: TextIO = sys.stdout, rows: Rows | None = None) -> int:
+    """Show `attempt` of the run until its controller ends; return the exit code. `rows`: those still to be shown.
 
     SIGINT, SIGTERM and SIGHUP go to the controller: the first stops the run in order, the second at once. The run
     goes on though nobody reads the output any more.
     """
-    rows = Rows(run)
+    rows = rows or Rows(run)
     view = _Guarded(_make_view(run, out), out)
     with _forwarding_signals(process):
         while process.poll() is None:
@@ -70,7 +71,9 @@ def _status_of(run: RunFolder, attempt: int) -> Status | None:
 def _end(run: RunFolder, attempt: int, process: Process, out: TextIO) -> int:
     """Report how the controller ended. Its exit code counts only where it could not write how the run ended."""
     status = _status_of(run, attempt)
-    if status is not None and status["status"] in EXIT_CODES:
+    if process.returncode == _USER_FAULT:  # it found that it must not run
+        text, code = visible(log_tail(run.path / "logs" / "controller.log", 1)), _USER_FAULT
+    elif status is not None and status["status"] in EXIT_CODES:
         text, code = describe_end(run, status), EXIT_CODES[status["status"]]
     else:
         how = describe_exit(process.returncode)

@@ -71,6 +71,6 @@ class _Reader:
             return
         self._read[path] = self._read.get(path, 0) + len(text)
         if path != self._last:
-            click.secho(f"==> {path.parent.name}/{path.name} <==", bold=True)
+            click.secho(visible(f"==> {path.parent.name}/{path.name} <=="), bold=True)
             self._last = path
         click.echo(visible(text.decode(errors="replace").removesuffix("\n")))

@@ -4,6 +4,7 @@
 Exit codes: 0 done, 1 failed, 2 the user's fault, 130 cancelled.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,11 +55,17 @@ def submit(
 
 @commands.command()
 @_run_argument
-def resume(run: str) -> int:
-    """Go on with a run from its newest complete checkpoint."""
-    from pipeline.cli.submit import resume
+@click.argument("settings", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@click.option("--step", type=click.IntRange(min=0), help="Go back to after this version was published.")
+def resume(run: str, settings: tuple[str, ...], step: int | None) -> int:
+    """Go on with a run from its newest complete checkpoint.
 
-    return resume(run)
+    Settings may change that alter neither data, their order, shapes nor the loss. With --step, where newer steps are
+    there, a new run RUN-fromN is made beside the old one, which stays as it is.
+    """
+    from pipeline.cli.resume import resume
+
+    return resume(run, settings, step)
 
 
 @commands.command()
@@ -148,6 +155,7 @@ def _visible(error: Exception) -> str:
 
 
 def main() -> None:
+    os.umask(0o077)  # a run is its user's alone, also what libraries write into it, such as MLflow's database
     sys.exit(run(sys.argv[1:]))
 
 

@@ -25,7 +25,7 @@ def find_run(name: str) -> RunFolder:
 
 
 def holds_run(path: Path) -> bool:
-    return RunFolder(path).config.is_file()
+    return str(path.absolute()).isprintable() and RunFolder(path).config.is_file()
 
 
 def as_argument(run: RunFolder) -> str:

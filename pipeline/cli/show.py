@@ -108,9 +108,12 @@ def describe_end(run: RunFolder, status: Status) -> str:
 
 
 def how_to_open_mlflow(status: Status) -> str:
-    uri = (status.get("mlflow") or {}).get("uri", "")
+    mlflow = status.get("mlflow") or {}
+    uri = mlflow.get("uri", "")
     if not uri:
         return "not used"
+    if mlflow.get("unsent"):
+        return f"{uri} did not answer: {mlflow['unsent']} rows did not get there, they stand in metrics.jsonl"
     if uri.startswith(("http://", "https://")):
         return str(uri)
     command = Path(sys.executable).with_name("mlflow")
@@ -119,6 +122,7 @@ def how_to_open_mlflow(status: Status) -> str:
 
 def cancel(name: str) -> int:
     run = find_run(name)
+    run.check_own()
     status = read_status(run)
     if not signal_controller(status, signal.SIGINT):
         raise ConfigError(f"{run.name} is not running: {how_it_stands(status)}")

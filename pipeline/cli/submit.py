@@ -1,5 +1,5 @@
-"""`submit` and `resume`: check, make the run's folder, start the controller, stay with it. The one place besides the
-executor's entry point where the control plane meets the resource edge."""
+"""`submit`: check, make the run's folder, start the controller, stay with it. The one place besides the executor's
+entry point where the control plane meets the resource edge."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.follow import follow, wait_for_start
 from pipeline.cli.plan import load_arguments
-from pipeline.cli.runs import as_argument, find_run, how_it_stands, read_status
+from pipeline.cli.runs import Rows, as_argument
 from pipeline.config import Config, load_resolved, save_resolved, without_secrets
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
@@ -27,11 +27,12 @@ def submit(
     dry_run: bool,
 ) -> int:
     from pipeline.checks import check_all
+    from pipeline.resume import keep_inputs
 
     overrides = [f"cluster.kind={cluster}"] if cluster else []
     overrides += [f"run.name={json.dumps(name)}"] if name is not None else []
     config = load_arguments(arguments, overrides)
-    _refuse_unready_cluster(config)
+    refuse_unready_cluster(config)
     run = RunFolder(Path(run_dir).absolute() if run_dir else _default_folder(config, arguments[0]))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
     _refuse_taken(run)
@@ -40,24 +41,9 @@ def submit(
         click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
         return 0
     _claim(run)
+    keep_inputs(run, config)
     save_resolved(config, run.config)
-    return _start(run, config, wait)
-
-
-def resume(name: str) -> int:
-    from pipeline.checks import check_all
-
-    run = find_run(name)
-    status = read_status(run)
-    if status["live"]:
-        raise ConfigError(f"{run.name} goes on already (pid {status['pid']}): pivot-pipeline status {name}")
-    if status["status"] == "done":
-        raise ConfigError(f"{run.name} is done: all {status['total_steps']} steps are trained, nothing is left to do")
-    config = load_resolved(run.config)
-    _refuse_unready_cluster(config)
-    check_all(config)
-    click.echo(f"resuming {run.name} ({how_it_stands(status)}, step {status.get('step', 0)})")
-    return _start(run, config, None)
+    return start(run, config, wait)
 
 
 def run_controller(path: str) -> int:
@@ -67,25 +53,28 @@ def run_controller(path: str) -> int:
     from slurm.local import LocalCluster
 
     run = RunFolder(Path(path))
+    run.hold()
     config = load_resolved(run.config)
     return asyncio.run(Controller(run, config, LocalCluster(run, config), ElasticExecutor).main())
 
 
-def _start(run: RunFolder, config: Config, wait: bool | None) -> int:
+def start(run: RunFolder, config: Config, wait: bool | None) -> int:
     from slurm.local import start_controller
 
     waits = config.cluster.kind == "local" if wait is None else wait
     attempt = (run.attempts() or [0])[-1] + 1
+    rows = Rows(run)
+    rows.new()  # those of earlier attempts were shown then
     process = start_controller(run, detach=not waits)
     if waits:
-        return follow(run, attempt, process)
+        return follow(run, attempt, process, rows=rows)
     code = wait_for_start(run, attempt, process)
     if code is None:
         click.echo(f"{run.name} runs in {run.path}\n  pivot-pipeline status {as_argument(run)}")
     return code or 0
 
 
-def _refuse_unready_cluster(config: Config) -> None:
+def refuse_unready_cluster(config: Config) -> None:
     if config.cluster.kind == "slurm":
         raise ConfigError("cluster.kind slurm is not available in this version: use --cluster local")
 

@@ -20,6 +20,7 @@ from pipeline.config import Config
 from pipeline.core.errors import StageFailed, UpdateRefused
 from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
 from pipeline.gps.store import Reader, Writer
+from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire import Probe
 from stages.rl.advantages import group_advantages
@@ -57,6 +58,7 @@ class EmulatedTrainer:
         batch = hashlib.sha256(repr([(row.id, list(row.tokens), row.score) for row in rows]).encode()).digest()
         update = np.random.default_rng(np.frombuffer(batch, np.uint32)).standard_normal(EMULATED_SIZE, np.float32)
         self.weights = self.weights + _UPDATE_SIZE * update
+        kill_point("train.between_updates")
         self.version = step
         return batch_metrics(rows, advantages) | {
             "actor/pg_loss": 0.0,
@@ -81,7 +83,10 @@ class EmulatedTrainer:
             raise UpdateRefused(
                 f"the weight store holds {sorted(writer.entries)}, not one F32 {EMULATED_NAME!r} of {EMULATED_SIZE}"
             )
-        np.frombuffer(writer.buffer, np.float32, EMULATED_SIZE, entry.offset)[:] = self.weights
+        target, half = np.frombuffer(writer.buffer, np.float32, EMULATED_SIZE, entry.offset), EMULATED_SIZE // 2
+        target[:half] = self.weights[:half]
+        kill_point("publish.half")
+        target[half:] = self.weights[half:]
 
     def save(self, uri: str) -> str:
         return CheckpointStore(uri).save(self.version, self._files())

@@ -21,6 +21,7 @@ from pipeline.checkpoint import Checkpoint, CheckpointStore
 from pipeline.config import Config
 from pipeline.core.errors import RunError, StageFailed, UpdateRefused
 from pipeline.gps.store import Reader, Writer
+from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire import Probe
 from stages.rl.advantages import group_advantages
@@ -217,6 +218,7 @@ class HfTrainer:
         is_finite = math.isfinite(tally.loss) and math.isfinite(tally.grad_norm)
         if is_finite:
             self.optimizer.step()
+        kill_point("train.between_updates")
         self.optimizer.zero_grad()
         self._nonfinite_in_a_row = 0 if is_finite else self._nonfinite_in_a_row + 1
         if self._nonfinite_in_a_row > limit:

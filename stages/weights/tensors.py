@@ -11,6 +11,7 @@ import torch
 
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.store import Reader, Writer
+from pipeline.kill_points import kill_point
 from stages.weights.compare import differing
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -69,6 +70,7 @@ def publish(parameters: Mapping[str, torch.Tensor], writer: Writer) -> None:
         raise UpdateRefused(f"version {writer.version} does not fit the weight store: {differences}")
     for name, tensor in target.items():
         tensor.copy_(named[name])
+        kill_point("publish.half")
 
 
 def _is_tied(named: Mapping[str, torch.Tensor]) -> bool:

@@ -217,7 +217,13 @@ def test_strict_mode_keeps_nothing_of_an_interrupted_response(queue_client: Any,
     (id,) = admit(queue_client, step, 1)
     put(queue_client, id, 1, [7, 7], "abort")
     script = Script(tokens=[10, 11, 12, EOS], hold_after=2)
-    sections = {"run": {"determinism": "strict"}, "rollout": {"flush_s": 0.005}}
+    uncached = {"enable_prefix_caching": False}
+    sections = {
+        "run": {"determinism": "strict"},
+        "model": {"policy": {"dtype": "float32"}, "genrm": {"dtype": "float32"}},
+        "rollout": {"flush_s": 0.005, "engine": uncached},
+        "reward": {"genrm": {"engine": uncached}},
+    }
     with serving(queue_client, step, lambda r: script, **sections) as (task, engine, running):
         task.dispatch([id], turn=2)
         wait_until(lambda: engine.counts().num_tokens == 2)

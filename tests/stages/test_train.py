@@ -21,6 +21,7 @@ from pipeline.stage import StageSpec, StageTask, current_task
 from pipeline.wire import Probe
 from stages.engines import stream
 from stages.rl.emulated import EmulatedTrainer
+from stages.train import check_mismatch
 from tests.fakes.stores import weight_store
 from tests.fakes.tiny_policy import make_config, make_rows
 
@@ -168,6 +169,14 @@ def test_a_sequence_is_not_trained_twice(make):
     task.worker.queue.batches[1][5] = task.worker.queue.batches[1][4]
     with pytest.raises(StageFailed, match="000001-00001-0000 is twice"):
         run_stage(task, "train", 1, 0)
+
+
+def test_weights_that_differ_between_trainer_and_engine_stop_the_run():
+    check_mismatch({"mismatch/max_abs_logprob_diff": 9e-5}, 1e-4)
+    check_mismatch({"mismatch/max_abs_logprob_diff": 1.0}, 0.0)
+    check_mismatch({}, 1e-4)
+    with pytest.raises(StageFailed, match=r"0\.0002 .*max_logprob_diff allows 0\.0001"):
+        check_mismatch({"mismatch/max_abs_logprob_diff": 2e-4}, 1e-4)
 
 
 def test_permuted_verdicts(make):

@@ -1,0 +1,52 @@
+"""`run.determinism: strict` needs the rest of the configuration to be so that nothing depends on time or load: then
+weights repeat bit for bit, also across kills and resumes (on a CPU: one thread for each process)."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline.compose import Tree, merge, nest
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+
+_ENGINES = (("rollout", "engine"), ("reward", "genrm", "engine"))
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_TIMED_OPTIONS = ("enable_prefix_caching", "async_scheduling", "speculative_config")
+"""Options of vLLM with which a token's numbers depend on what else the engine has done, or does at that time."""
+
+
+def with_strict_defaults(tree: Tree) -> Tree:
+    """The unvalidated tree of a strict run: without a word on it, no engine caches prefixes."""
+    run = tree.get("run")
+    if not isinstance(run, dict) or run.get("determinism") != "strict":
+        return tree
+    for path in _ENGINES:
+        at = tree
+        for key in path:
+            at = at.get(key, {}) if isinstance(at, dict) else {}
+        if isinstance(at, dict) and "enable_prefix_caching" not in at:
+            tree = merge(tree, nest((*path, "enable_prefix_caching"), False))
+    return tree
+
+
+def strict_faults(config: "Config") -> Iterator[str]:
+    """What in a strict run's configuration keeps it from being strict."""
+    for name, model in (("policy", config.model.policy), ("genrm", config.model.genrm)):
+        if model.dtype != "float32":
+            yield f"model.{name}.dtype is {model.dtype}, must be float32"
+    roles = config.placement.roles
+    for name, role in (("rollout", roles.rollout), ("reward", roles.reward), ("train", roles.train)):
+        if role.replicas != 1:
+            yield f"placement.roles.{name}.replicas is {role.replicas}, must be 1"
+    for path, engine in zip(_ENGINES, (config.rollout.engine, config.reward.genrm.engine), strict=True):
+        place = ".".join(path)
+        if engine.enable_prefix_caching:
+            yield f"{place}.enable_prefix_caching is true, must be false"
+        for option in _TIMED_OPTIONS:
+            if engine.options.get(option):
+                yield f"{place}.options.{option} is {engine.options[option]!r}, must not be set"
+        if engine.options.get("dtype", "float32") != "float32":
+            yield f"{place}.options.dtype is {engine.options['dtype']!r}, must be float32"
+    for variable in _THREADS:
+        if config.cluster.env.get(variable, "1") != "1":
+            yield f"cluster.env.{variable} is {config.cluster.env[variable]!r}, must be 1"

@@ -1,0 +1,163 @@
+"""Whole runs by the command line, killed at named points, and what of two runs must be the same."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.queue import payload
+from pipeline.queue.fork import fork_queue
+from pipeline.queue.index import Index
+from pipeline.queue.rows import to_sequences
+from pipeline.queue.schema import SequenceRow
+from pipeline.queue.segments import SegmentFiles
+from pipeline.run_folder import RunFolder
+from pipeline.status import start_ticks
+
+ROOT = Path(__file__).parents[2]
+STRICT = ("run.determinism=strict", "checkpoint.keep=100")
+_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/")
+"""Metrics that no two runs share."""
+_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+
+
+def pivot(*arguments: str, kill: str = "", marker: Path | None = None) -> Ended:
+    """A command line to its end. `kill`: see pipeline.kill_points."""
+    told = {"PIVOT_KILL_POINT": kill, "PIVOT_KILL_MARKER": str(marker)} if kill else {}
+    process = begin(*arguments, **told)
+    out, _ = process.communicate(timeout=_LIMIT_S)
+    return Ended(process.returncode, out)
+
+
+def begin(*arguments: str, **told: str) -> "subprocess.Popen[str]":
+    """A command line that goes on; `told` are variables of its environment."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "MLFLOW_", "PYTHON"))}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        cwd=ROOT,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def submit(run: Path, *overrides: str, config: str = "configs/emulated.yaml", **killed: Any) -> Ended:
+    return pivot("submit", config, "--run-dir", str(run), "--wait", *overrides, **killed)
+
+
+def succeed(ended: Ended) -> str:
+    assert ended.code == 0, ended.out
+    return ended.out
+
+
+def killed_run(run: Path, kill: str, *overrides: str, config: str = "configs/emulated.yaml") -> int:
+    """A run that is killed at `kill`, resumed where that ended it, and then complete. Returns how many attempts it
+    took. Fails if nothing was killed."""
+    marker = run.with_name(f"{run.name}.killed")
+    ended = submit(run, *overrides, config=config, kill=kill, marker=marker)
+    assert marker.exists(), f"nothing came to {kill}\n{ended.out}"
+    if ended.code != 0:
+        assert kill.endswith(":run"), f"the run did not survive {kill}\n{ended.out}"
+        wait_for_end(run)
+        succeed(pivot("resume", str(run)))
+    return len(RunFolder(run).attempts())
+
+
+def wait_for_end(run: Path, limit_s: float = 10.0) -> None:
+    """Until all processes of a killed run are gone."""
+    deadline = time.monotonic() + limit_s
+    while left := pids_of(run):
+        assert time.monotonic() < deadline, f"processes outlived their run: {left}"
+        time.sleep(0.02)
+
+
+def pids_of(run: Path) -> list[int]:
+    """Processes of the run that are alive, by the run's folder among their arguments or as their log."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            log = os.readlink(f"/proc/{entry}/fd/1")
+        except (OSError, ProcessLookupError):
+            continue
+        is_ours = os.fsencode(run) in arguments or log.startswith(f"{run}/logs/")
+        if is_ours and start_ticks(int(entry)) is not None:
+            found.append(int(entry))
+    return found
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def measured(run: Path, lost: tuple[str, ...] = ()) -> dict[int, dict[str, float]]:
+    """Of each step all metrics but times and those `lost`. Fails if a step stands there twice."""
+    lines = rows(run)
+    steps = {int(row["step"]): {k: v for k, v in row.items() if not k.startswith((*_TIMES, *lost))} for row in lines}
+    assert len(steps) == len(lines), [row["step"] for row in lines]
+    return steps
+
+
+def names(run: Path) -> dict[int, set[str]]:
+    """Of each step the names of all its metrics, but of the times of the step before's last stages."""
+    return {int(row["step"]): set(row) - {"timing_s/save_checkpoint", "timing_s/evaluate"} for row in rows(run)}
+
+
+def checkpoints(run: Path) -> dict[str, dict[str, str]]:
+    """Of each checkpoint the SHA-256 of each file: weights, optimizer, state."""
+    found = {}
+    for manifest in sorted((run / "checkpoints").glob("step_*/MANIFEST.json")):
+        files = json.loads(manifest.read_text())["files"]
+        found[manifest.parent.name] = {name: entry["sha256"] for name, entry in files.items()}
+    return found
+
+
+def sequences(run: Path) -> dict[int, list[SequenceRow]]:
+    """What the queue of an ended run holds: each step's recorded batch in its order, then those dropped."""
+    with tempfile.TemporaryDirectory(prefix="pivot-look-") as name:
+        folder = Path(name)
+        (folder / "segments").mkdir()
+        fork_queue(run / "queue", folder, 1 << 30)
+        index = Index(folder / "index.db", 1)
+        files = SegmentFiles(folder / "segments", "none.arrows")
+        batches = {step: json.loads(ids) for step, ids in index.fetch("SELECT step, ids FROM batch")}
+        found = {}
+        for (step,) in index.fetch("SELECT DISTINCT step FROM seq ORDER BY step"):
+            ids = [id for (id,) in index.fetch("SELECT id FROM seq WHERE step = ? ORDER BY id", step)]
+            order = [*batches.get(step, ()), *(id for id in ids if id not in set(batches.get(step, ())))]
+            found[step] = to_sequences(payload.assemble(payload.find(index, order), files.read))
+        index.close()
+    return found
+
+
+def check_same(run: Path, other: Path, lost: tuple[str, ...] = ()) -> None:
+    """Bit for bit: prompts, tokens, scores and order of every step; weights and optimizer of every checkpoint that
+    both have; every metric but times, each step once. `lost`: counts that died with the task that counted."""
+    assert sequences(run) == sequences(other)
+    mine, its = checkpoints(run), checkpoints(other)
+    assert mine.keys() & its.keys(), (mine, its)
+    assert {step: mine[step] for step in mine.keys() & its.keys()} == {s: its[s] for s in mine.keys() & its.keys()}
+    assert measured(run, lost) == measured(other, lost)
+    assert names(run) == names(other)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Every file below, with its content's hash and its time of change."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(p): f"{hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_mtime_ns}" for p in files}
