@@ -32,7 +32,7 @@ check: .venv/.with-test .venv/.with-dev  ## style, types, spelling, architecture
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
-	  echo "Python 3.11 is needed, and '$(PYTHON)' is another one: install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; \
+	  echo "Python 3.11 is needed, and '$(PYTHON)' is not it: install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; \
 	  exit 1; }
 	$(PYTHON) -m venv .venv
 

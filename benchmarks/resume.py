@@ -1,4 +1,4 @@
-"""Runs killed everywhere: `python benchmarks/resume.py [--real] [--names train publish.half]`.
+"""Runs killed everywhere: `python benchmarks/resume.py [--real] [--tables kill] [--names train publish.half]`.
 
 A strict run is killed at a named point, resumed (or, where only one process was killed, goes on), and compared with
 one that nothing disturbed: prompts, tokens, scores and order of every step, weights and optimizer of every checkpoint,
@@ -98,7 +98,7 @@ def real(table: str, kill: str) -> Cell:
     return Cell(table, kill, "configs/quickstart.yaml", settings)
 
 
-def cells(names: Iterable[str], with_real: bool) -> list[Cell]:
+def cells(names: Iterable[str], tables: Iterable[str], with_real: bool) -> list[Cell]:
     found = [
         emulated("kill", f"{point}:{nth}:run", 1, keep=2 if point == "checkpoint.prune" else 100)
         for point, moments in POINTS.items()
@@ -109,19 +109,17 @@ def cells(names: Iterable[str], with_real: bool) -> list[Cell]:
     if with_real:
         found += [real("real", f"{kill}:run") for kill in REAL_KILLS]
         found += [real("real_survive", kill) for kill in REAL_SURVIVED]
-    return [cell for cell in found if not names or cell.kill.startswith(tuple(names))]
+    return [c for c in found if (not names or c.kill.startswith(tuple(names))) and (not tables or c.table in tables)]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pivot-resume-") as name:
         folder = Path(name)
-        todo = cells(args.names, args.real)
-        for config, save_freq in (("configs/emulated.yaml", 1), ("configs/emulated.yaml", 3)):
-            settings = (*STRICT, f"checkpoint.save_freq={save_freq}", "checkpoint.keep=100")
-            succeed(submit(folder / f"emulated-{save_freq}", *settings, config=config))
-        if args.real:
-            cell = real("", "")
-            succeed(submit(folder / "quickstart", *STRICT, *cell.settings, config=cell.config))
+        todo = cells(args.names, args.tables, args.real)
+        undisturbed = {"emulated-1": emulated("", "", 1), "emulated-3": emulated("", "", 3)}
+        undisturbed |= {"quickstart": real("", "")} if args.real else {}
+        for run, cell in undisturbed.items():
+            succeed(submit(folder / run, *STRICT, *cell.settings, config=cell.config))
         with concurrent.futures.ThreadPoolExecutor(2) as two:
             return {"cells": list(two.map(lambda item: run_cell(folder, *item), enumerate(todo)))}
 
@@ -172,5 +170,6 @@ if __name__ == "__main__":
     arguments = parser(__doc__ or "")
     arguments.add_argument("--real", action="store_true")
     arguments.add_argument("--names", nargs="+", default=[], help="only points that begin so")
+    arguments.add_argument("--tables", nargs="+", default=[], help="only these tables")
     parsed = arguments.parse_args()
     sys.exit(main("resume", parsed, measure, figures, MUST | (REAL if parsed.real else {})))

@@ -6,6 +6,7 @@ It is the root of the run's process tree and the only one that reacts to signals
 """
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -30,7 +31,6 @@ from pipeline.journal import Journal
 from pipeline.kill_points import be_controller
 from pipeline.metrics import Row, step_row
 from pipeline.processes import describe_exit, log_tail, when_ended
-from pipeline.queue.client import QueueClient
 from pipeline.queue.process import QueueProcess
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.shell import Executor, Node, Shell
@@ -137,9 +137,11 @@ class Controller:
 
     async def _work(self) -> None:
         """Connects to the queue, restores, then runs the shell to the end."""
+        # Arrow takes as long to import as its server to start, and the agents are not to wait for either.
+        client = await asyncio.to_thread(importlib.import_module, "pipeline.queue.client")
         limit_s = self.config.limits.request_s
         endpoint = await self.queue.endpoint(limit_s)
-        self.shell.queue = QueueClient(endpoint, self.queue.make_key(), self.attempt, limit_s)
+        self.shell.queue = client.QueueClient(endpoint, self.queue.make_key(), self.attempt, limit_s)
         await self.shell.run(await asyncio.to_thread(self._restore))
 
     def _restore(self) -> ev.RunRestored:

@@ -1,6 +1,7 @@
 """Where everything of a run lies. The folder is 0700, its files 0600; names never leave this file.
 
-config.yaml  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  mlflow.db  secrets/
+config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  secrets/
+mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
 planner/decisions.jsonl   cache/
 """

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -22,9 +22,11 @@ from pipeline.core.dag import STAGES
 from pipeline.journal import Journal
 from pipeline.kill_points import kill_point
 from pipeline.metrics import Row
-from pipeline.queue.client import QueueClient
 from pipeline.stage import StageSpec, StageTask
 from pipeline.step_parts import StepParts
+
+if TYPE_CHECKING:
+    from pipeline.queue.client import QueueClient
 
 _PATHS = {stage.name: stage.path for stage in STAGES}
 

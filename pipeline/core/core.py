@@ -268,8 +268,10 @@ class Core:
             if worker.name not in tasks.values():
                 self._start_task(stage, step, worker)
         waiting = [i for i in self.sequences.waiting[WAITING[role]] if self.sequences[i].step == step.step]
+        if not waiting:
+            return
         load = {t: sum(1 for _ in self.sequences.running_on(t)) for t in tasks if t not in self._ending}
-        for task, ids in choose_dispatch(waiting, load).items() if waiting else ():
+        for task, ids in choose_dispatch(waiting, load).items():
             turns = tuple(self.sequences.dispatch(i, task) for i in ids)
             self._emit(Dispatch(task=task, worker=tasks[task], ids=tuple(ids), turns=turns))
 

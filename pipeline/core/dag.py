@@ -143,6 +143,17 @@ class StepProgress:
         return [(stage, self.started[stage], end) for stage, end in self.ended.items()]
 
 
+_WAITS_FOR = {
+    stage.name: (
+        tuple(after.stage for after in stage.after if not after.lag),
+        tuple(after.stage for after in stage.after if after.lag),
+    )
+    for stage in STAGES
+}
+"""Of each stage: the stages of its own step, and those of the step before. Asked for after every event."""
+
+
 def is_ready(stage: Stage, this: StepProgress, before: StepProgress) -> bool:
     """All stages that it waits for are over, in this step and in the one before."""
-    return all((before if a.lag else this).is_over(a.stage) for a in stage.after)
+    own, lagged = _WAITS_FOR[stage.name]
+    return all(map(this.is_over, own)) and all(map(before.is_over, lagged))

@@ -67,11 +67,16 @@ class Steps(dict[int, StepProgress]):
         is_next_due = newest < self._plan.total_steps and not self.stopping
         if is_next_due and self[newest].is_over("publish") and self[newest].is_over("evaluate"):
             self[newest + 1] = StepProgress.open(newest + 1, self._plan.skipped(newest + 1))
-        closed = [number for number, step in self.items() if step.is_closed]
+        closed: list[int] = []
+        found: list[StepProgress] = []
+        for number, step in self.items():
+            if step.is_closed:
+                closed.append(number)
+            else:
+                found.append(step)
         for number in closed[:-1]:
             if number + 1 in closed:
                 del self[number]
-        found = [step for step in self.values() if not step.is_closed]
         if self.stopping:
             return [step for step in found if not self._is_abandoned(step)] or self._unsaved()
         return found

@@ -128,7 +128,6 @@ class Storm:
         self.said: list[ev.Event] = []
         self.lost: dict[str, list[ev.Event]] = {}
         """What killed workers had said; it may come late, but not before their death is known."""
-        self.names: set[str] = set()
         self.deaths: Counter[str] = Counter()
         self.causes: list[str] = []
         """What may end this attempt before its time: the beginnings of reasons."""
@@ -171,8 +170,8 @@ class Storm:
             if self._is_old(event):
                 self.counts[f"repeated {type(event).__name__}"] += 1
                 world.give(event)
-        elif self.names:
-            name = self.rng.choice(sorted(self.names))
+        else:
+            name = self.rng.choice([d.name for d in world.log if isinstance(d, de.SetTimer)] or ["worker:rollout-0"])
             if world.timers.get(name, 1e9) > world.now + 1:
                 self.counts["repeated TimerFired"] += 1
                 world.give(ev.TimerFired(name=name))
@@ -251,7 +250,6 @@ class Storm:
         self.lives.take(self.world.core, event, decisions)
         if self.world.core.ended is None:
             assert self.world.timers.keys() == self.lives.timers, (self.world.timers, self.lives.timers)
-        self.names.update(self.world.timers)
         if isinstance(event, ev.StepRecorded):
             self.deaths.clear()
         elif isinstance(event, ev.TaskEnded) and not event.ok:

@@ -4,6 +4,8 @@ import multiprocessing
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
+
 from pipeline.core import events as ev
 from pipeline.core.dag import STAGES
 from pipeline.core.fleet import WorkerState
@@ -50,6 +52,7 @@ def illegal_reports(life: str) -> list[tuple[object, object]]:
     return [pair for pair in pairs if pair not in LIVES[life]]
 
 
+@pytest.mark.timeout(300)  # a quarter of a minute on two idle cores
 def test_ten_thousand_schedules_take_every_legal_change_and_no_other() -> None:
     """That an illegal one is refused is required after each event, by `Lives`; here, that it was tried."""
     parts = [range(i, NUM_SCHEDULES, NUM_PROCESSES) for i in range(NUM_PROCESSES)]
