@@ -26,7 +26,6 @@ VLLM = (
     [
         "shell.batch_committed:5:run",  # steps 4 and 5 are trained again, without rollout
         "publish.half:4:run",
-        "checkpoint.before_rename:1:run",
         "rollout.mid:70:run",  # step 5 is generated anew
     ],
 )
