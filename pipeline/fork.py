@@ -4,7 +4,6 @@ A version N that is still within reach is made again from the newest kept checkp
 behind it, by the code that resumes any run.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.checkpoint import Checkpoint, CheckpointStore
@@ -85,10 +84,12 @@ def _claim(run: RunFolder, step: int) -> RunFolder:
     number = 1
     while True:
         name = f"{run.name}-from{step}" + (f"-{number}" if number > 1 else "")
-        path = Path(run.path.parent / name)
+        path = run.path.parent / name
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
             number += 1
+        except OSError as error:
+            raise ConfigError(f"the fork's folder cannot be made: {error}") from None
         else:
             return RunFolder(path)
