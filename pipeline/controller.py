@@ -34,7 +34,7 @@ from pipeline.processes import describe_exit, log_tail, when_ended
 from pipeline.queue.process import QueueProcess
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.shell import Executor, Node, Shell
-from pipeline.status import StatusFile
+from pipeline.status import EXIT_CODES, StatusFile
 from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
@@ -43,7 +43,6 @@ _BEAT_S = 1.0
 _POLL_S = 0.005
 _LEAVE_S = 5.0
 """How long the agents get to leave by themselves."""
-EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 130}
 
 Launch = Callable[[str, str, str], None]
 

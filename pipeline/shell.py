@@ -147,8 +147,8 @@ class Shell:
                 )
                 await self._to_worker(decision.worker, message)
             case de.Abort():
-                message_ = wire.AbortTask(worker=decision.worker, task=decision.task, ids=list(decision.ids))
-                await self._to_worker(decision.worker, message_)
+                abort = wire.AbortTask(worker=decision.worker, task=decision.task, ids=list(decision.ids))
+                await self._to_worker(decision.worker, abort)
             case de.CommitBatch():
                 this, before = self.core.steps[decision.step], self.core.steps.get(decision.step - 1)
                 parts = self.step_parts(decision.step).kept(this, before, time.monotonic())
@@ -165,8 +165,8 @@ class Shell:
                     await self._send(node.peer, wire.SealVersion(version=decision.version))
             case de.LoadVersion():
                 probe = self._probes.get(decision.version)
-                message__ = wire.LoadVersion(worker=decision.worker, version=decision.version, probe=probe)
-                await self._to_worker(decision.worker, message__)
+                load = wire.LoadVersion(worker=decision.worker, version=decision.version, probe=probe)
+                await self._to_worker(decision.worker, load)
             case de.RecordStep():
                 await self._record_step(decision.step)
             case de.SetTimer():

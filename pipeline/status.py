@@ -13,6 +13,8 @@ from pipeline.core.dag import Progress
 from pipeline.run_folder import RunFolder, write_json
 
 _PERIOD_S = 0.25
+EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 130}
+"""How a run ended, as the exit code of its controller and of the command that waits for it."""
 
 
 def start_ticks(pid: int) -> int | None:

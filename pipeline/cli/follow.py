@@ -14,8 +14,8 @@ from pipeline.cli.show import describe_end
 from pipeline.cli.terminal import abandon, number, seconds, visible
 from pipeline.processes import describe_exit, log_tail
 from pipeline.run_folder import RunFolder
+from pipeline.status import EXIT_CODES
 
-EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 130}
 _USER_FAULT = 2
 _POLL_S = 0.1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
