@@ -10,46 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_strict import strict_faults, with_strict_defaults
+from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Share
 from pipeline.run_folder import write_atomic
-
-
-def _float_from_text(value: Any) -> Any:
-    """The schema says that `"1e-6"` is a number. A bool is none."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError(f"{value!r} is not a number") from None
-
-
-def _int_from_text(value: Any) -> Any:
-    """`"16"`, `16.0` and `1.6e1` are whole numbers."""
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            value = _float_from_text(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _paths(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _pair(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Float = Annotated[float, BeforeValidator(_float_from_text)]
-Int = Annotated[int, BeforeValidator(_int_from_text)]
-Share = Annotated[Float, Field(ge=0, lt=1)]
-Paths = Annotated[list[str], BeforeValidator(_paths)]
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
@@ -116,6 +84,11 @@ class Rollout(Section):
     temperature: Float = Field(default=1.0, gt=0)
     max_response_length: Int = Field(default=1024, ge=1, description="Tokens")
     flush_s: Float = Field(default=1.0, gt=0, description="Unfinished sequences' tokens are made durable this often")
+    on_update: Literal["recompute", "keep_kv"] = Field(
+        default="recompute",
+        description="What running sequences do when new weights come: stop, and go on from recomputed caches; or go on "
+        "at once with the caches of the old weights (needs enable_prefix_caching: false)",
+    )
     engine: EngineOptions = EngineOptions()
 
 
@@ -170,7 +143,14 @@ class Algorithm(Section):
     clip_ratio_high: Float = Field(default=0.28, ge=0)
     kl: KL = KL()
     loss_agg_mode: Literal["token-mean"] = "token-mean"
-    staleness: Literal[0] = Field(default=0, description="Largest lag, in versions, of a trained token")
+    staleness: Int = Field(default=0, ge=0, le=1, description="Largest lag, in versions, of a trained token")
+    correction: Literal["auto", "decoupled", "ppo", "none"] = Field(
+        default="auto",
+        description="How the loss treats tokens of older versions: decoupled (clip around the policy at the step's "
+        "start, truncated importance weights), ppo (clip around the policy that sampled), none (as if on-policy); "
+        "auto: ppo at staleness 0, else decoupled",
+    )
+    tis_imp_ratio_cap: Float = Field(default=2.0, gt=0, description="correction: decoupled; largest importance weight")
     filter_groups: bool = Field(default=True, description="Groups whose scores are all equal do not count in the mean")
     max_logprob_diff: Float = Field(
         default=0.0, ge=0, description="Stop if trainer and engine differ by more on a token; 0: only measured"
@@ -182,7 +162,7 @@ class Trainer(Section):
     updates_per_step: Int = Field(default=1, ge=1, description="Optimizer steps per step, over whole groups")
     micro_batch_tokens: Int = Field(default=16384, ge=1, description="Padded tokens per forward pass")
     lr: Float = Field(default=1e-6, gt=0)
-    betas: Annotated[tuple[Share, Share], BeforeValidator(_pair)] = (0.9, 0.95)
+    betas: Annotated[tuple[Share, Share], Pair] = (0.9, 0.95)
     weight_decay: Float = Field(default=0.0, ge=0)
     grad_clip: Float = Field(default=1.0, gt=0)
     max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
@@ -203,6 +183,10 @@ class Roles(Section):
 
 class Placement(Section):
     mode: Literal["disaggregated"] = "disaggregated"
+    admission: Literal["stream", "barrier"] = Field(
+        default="stream",
+        description="stream: a finished response goes to the judge at once; barrier: when all of its step are finished",
+    )
     roles: Roles = Roles()
 
 
@@ -235,6 +219,9 @@ class Tracking(Section):
 class Limits(Section):
     heartbeat_s: Float = Field(default=5.0, gt=0, description="A silent node is lost after this")
     engine_start_s: Float = Field(default=180.0, gt=0)
+    engine_s: Float = Field(
+        default=120.0, gt=0, description="An engine that has work and makes no token for this long is started anew"
+    )
     request_s: Float = Field(default=30.0, gt=0, description="One call to the queue server")
     stage_s: Float = Field(default=3600.0, gt=0, description="One stage task")
     publish_s: Float = Field(default=120.0, gt=0)
@@ -269,6 +256,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _keeps_only_what_runs(self) -> "Config":
+        if self.rollout.on_update == "keep_kv" and self.rollout.engine.enable_prefix_caching:
+            raise ValueError(
+                "rollout.on_update is keep_kv, which needs rollout.engine.enable_prefix_caching: false: else new "
+                "sequences would begin with what old weights computed"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _slots_suffice(self) -> "Config":
         roles = self.placement.roles
         wanted = sum(r.replicas * r.slots for r in (roles.rollout, roles.reward, roles.train))
@@ -288,6 +284,12 @@ class Config(Section):
                 f"{self.data.train_batch_size}: an update needs at least one whole group"
             )
         return self
+
+    @property
+    def correction(self) -> str:
+        """How the loss treats tokens of older versions: decoupled, ppo or none."""
+        chosen = self.algorithm.correction
+        return chosen if chosen != "auto" else "decoupled" if self.algorithm.staleness else "ppo"
 
     @property
     def is_strict(self) -> bool:

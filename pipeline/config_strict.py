@@ -16,16 +16,17 @@ _TIMED_OPTIONS = ("enable_prefix_caching", "async_scheduling", "speculative_conf
 
 
 def with_strict_defaults(tree: Tree) -> Tree:
-    """The unvalidated tree of a strict run: without a word on it, no engine caches prefixes."""
+    """The unvalidated tree of a strict run: without a word on it, no engine caches prefixes, and nothing streams."""
     run = tree.get("run")
     if not isinstance(run, dict) or run.get("determinism") != "strict":
         return tree
-    for path in _ENGINES:
+    defaults = [((*path, "enable_prefix_caching"), False) for path in _ENGINES]
+    for (*section, name), value in (*defaults, (("placement", "admission"), "barrier")):
         at = tree
-        for key in path:
+        for key in section:
             at = at.get(key, {}) if isinstance(at, dict) else {}
-        if isinstance(at, dict) and "enable_prefix_caching" not in at:
-            tree = merge(tree, nest((*path, "enable_prefix_caching"), False))
+        if isinstance(at, dict) and name not in at:
+            tree = merge(tree, nest((*section, name), value))
     return tree
 
 
@@ -34,6 +35,12 @@ def strict_faults(config: "Config") -> Iterator[str]:
     for name, model in (("policy", config.model.policy), ("genrm", config.model.genrm)):
         if model.dtype != "float32":
             yield f"model.{name}.dtype is {model.dtype}, must be float32"
+    if config.algorithm.staleness:
+        yield f"algorithm.staleness is {config.algorithm.staleness}, must be 0"
+    if config.placement.admission != "barrier":
+        yield f"placement.admission is {config.placement.admission}, must be barrier"
+    if config.rollout.on_update != "recompute":
+        yield f"rollout.on_update is {config.rollout.on_update}, must be recompute"
     roles = config.placement.roles
     for name, role in (("rollout", roles.rollout), ("reward", roles.reward), ("train", roles.train)):
         if role.replicas != 1:

@@ -18,12 +18,19 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab")  # noqa: SIM115 - lives as long as the controller
+        # Lives as long as the controller. Unbuffered: what a full disk refused must not be tried again at the end.
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, event: Event, at: float) -> None:
+        """Raises OSError where it cannot be written: the run may not go on without."""
         line = {"at": at, "wall": time.time(), "event": type(event).__name__, **msgspec.to_builtins(event)}
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         self._file.close()

@@ -13,8 +13,11 @@ Row = dict[str, float | None]
 Span = tuple[str, float, float]
 """A stage, when it began and when it ended, in seconds of one clock."""
 
+_Pieces = dict[str, list[tuple[float, float]]]
+
 _TIMING = {"checkpoint": "save_checkpoint", "batch": "queue", "record": "queue"}
 """Stages whose time has another name; `queue` is the writing of batches and rows to the queue's index."""
+_WORKING = ("prompts", "rollout", "reward", "train", "publish", "evaluate")
 _COUNTS = ("rollout/num_", "genrm/num_", "genrm/failed_")
 """Additive: every replica reports its own share."""
 TRAINED, DROPPED = "queue/num_trained", "queue/num_dropped"
@@ -42,8 +45,9 @@ def step_row(step: int, parts: Parts, spans: Iterable[Span], began: float, ended
     row["training/global_step"] = float(step)
     row["queue/depth"] = float(parts.queue_depth)
     row[TRAINED], row[DROPPED] = map(float, parts.num_sequences)
-    row |= _judge(row) | _times(list(spans), began, ended)
-    row["timing_s/control"] += _idle(row)
+    pieces = _pieces(spans, began, ended)
+    row |= _judge(row) | _times(pieces, began, ended)
+    row["timing_s/control"] += _idle(row, pieces)
     if "response_length/mean" in row and "train/num_sequences" in row:
         tokens = round(row["response_length/mean"] * row["train/num_sequences"])
         row["perf/total_num_tokens"] = float(tokens)
@@ -77,23 +81,35 @@ def _judge(row: Mapping[str, float]) -> dict[str, float]:
     return {name: row.get(part, 0.0) / row[whole] for name, (part, whole) in rates.items() if row.get(whole)}
 
 
-def _times(spans: list[Span], began: float, ended: float) -> dict[str, float]:
-    times: dict[str, list[tuple[float, float]]] = {}
+def _pieces(spans: Iterable[Span], began: float, ended: float) -> _Pieces:
+    """Of each stage, by the name of its time: when it ran between `began` and `ended`."""
+    pieces: _Pieces = {}
     for stage, start, end in spans:
         clipped = (max(start, began), min(end, ended))
-        times.setdefault(_TIMING.get(stage, stage), []).append(clipped)
-    seconds = {f"timing_s/{stage}": _covered(pieces) for stage, pieces in times.items()}
+        if clipped[0] <= clipped[1]:
+            pieces.setdefault(_TIMING.get(stage, stage), []).append(clipped)
+    return pieces
+
+
+def _times(pieces: _Pieces, began: float, ended: float) -> dict[str, float]:
+    seconds = {f"timing_s/{stage}": _covered(ran) for stage, ran in pieces.items()}
     seconds["timing_s/step"] = seconds["perf/time_per_step"] = ended - began
-    seconds["timing_s/control"] = ended - began - _covered([p for pieces in times.values() for p in pieces])
+    seconds["timing_s/control"] = ended - began - _covered([piece for ran in pieces.values() for piece in ran])
     return seconds
 
 
-def _idle(row: Mapping[str, float]) -> float:
-    """Time within the stages in which their tasks did not work yet or any more: messages, decisions, processes."""
-    stages = ("prompts", "rollout", "reward", "train", "publish", "evaluate")
-    spent = {stage: row.get(f"task_s/{stage}", 0.0) for stage in stages}
+def _idle(row: Mapping[str, float], pieces: _Pieces) -> float:
+    """Time within the stages in which their tasks did not work yet or any more: messages, decisions, processes. Only
+    of stages that ran alone: what of two that overlapped was idle, nobody waited for."""
+    spent = {stage: row.get(f"task_s/{stage}", 0.0) for stage in _WORKING}
     spent["publish"] += row.get("task_s/load", 0.0)
-    return sum(max(0.0, row[f"timing_s/{s}"] - spent[s]) for s in stages if f"timing_s/{s}" in row and spent[s])
+    alone = [stage for stage in _WORKING if spent[stage] and stage in pieces and not _overlaps(stage, pieces)]
+    return sum(max(0.0, row[f"timing_s/{stage}"] - spent[stage]) for stage in alone)
+
+
+def _overlaps(stage: str, pieces: _Pieces) -> bool:
+    others = [piece for other in _WORKING if other != stage for piece in pieces.get(other, ())]
+    return any(start < end_of and begin_of < end for start, end in pieces[stage] for begin_of, end_of in others)
 
 
 def _covered(pieces: list[tuple[float, float]]) -> float:

@@ -4,6 +4,7 @@ A run is a tree of processes (controller ▶ agents ▶ zygote ▶ workers, cont
 outlive its parent, and only the controller reacts to signals: everything below it ends by end of file or SIGKILL.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,6 +16,9 @@ from pathlib import Path
 SHIELD = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2 INT HUP; exec "$@"', "sh")
 """Put before a command: it and its children ignore what reaches whole process groups and Slurm steps, from their first
 instruction on (SIG_IGN survives fork and exec)."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What stops a run in order. Nothing of it but its controller reacts."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
@@ -71,6 +75,17 @@ def when_ended(process: "subprocess.Popen[bytes]", then: Callable[[int], None]) 
     loop.add_reader(fd, ended)
 
 
+def beat_period_s(heartbeat_s: float) -> float:
+    """How often a process says that it lives, if it is lost after `heartbeat_s` of silence."""
+    return min(1.0, heartbeat_s / 4)
+
+
+def say(text: str) -> None:
+    """To this process's log, if that can be written: a full disk must not stop what is being reported."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def describe_exit(returncode: int) -> str:
     """`returncode` as subprocess and os.waitstatus_to_exitcode give it."""
     if returncode >= 0:
@@ -81,12 +96,12 @@ def describe_exit(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
-def log_tail(path: Path, lines: int = 20) -> str:
-    """The last lines of a log, whatever its size; "" if there is none."""
+def log_tail(path: Path, lines: int = 20, since: int = 0) -> str:
+    """The last lines of a log, whatever its size, but none of its first `since` bytes; "" if there is none."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - lines * 400))
+            file.seek(max(since, size - lines * 400))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

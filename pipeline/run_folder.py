@@ -3,7 +3,7 @@
 config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  secrets/
 mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
-planner/decisions.jsonl   cache/
+planner/decisions.jsonl   cache/   .reserve (of a live run)
 """
 
 import fcntl
@@ -61,6 +61,11 @@ class RunFolder:
     def ended(self) -> Path:
         """The marker of a run that is over; nothing else says so."""
         return self.path / "ENDED"
+
+    @property
+    def reserve(self) -> Path:
+        """Room on the disk for the end of a run that has filled it."""
+        return self.path / ".reserve"
 
     @property
     def mlflow_db(self) -> Path:
@@ -153,14 +158,19 @@ class RunFolder:
 
 
 def write_atomic(path: Path, text: str, durable: bool = True) -> None:
-    """Replace `path` in one step: readers see the old or the new text, never a part. `durable`: synced first."""
+    """Replace `path` in one step: readers see the old or the new text, never a part. `durable`: synced first. Raises
+    OSError with the path; the old text stays."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(aside, "w", encoding="utf-8", opener=_private) as file:
-        file.write(text)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "w", encoding="utf-8", opener=_private) as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:  # such as a full disk, which does not say where
+        aside.unlink(missing_ok=True)
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
 def _private(path: str, flags: int) -> int:

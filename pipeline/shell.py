@@ -18,7 +18,7 @@ from pipeline.config import Config
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
-from pipeline.core.dag import STAGES
+from pipeline.core.dag import STAGES, Progress
 from pipeline.journal import Journal
 from pipeline.kill_points import kill_point
 from pipeline.metrics import Row
@@ -47,13 +47,12 @@ class Executor(Protocol):
 
 @dataclass
 class Node:
-    """An agent as the shell sees it. `seen`: when it last spoke (monotonic)."""
+    """An agent as the shell sees it."""
 
     name: str
     peer: bytes
     num_slots: int
     pid: int
-    seen: float
     gps: str = ""
     sealed: int = 0
 
@@ -82,6 +81,7 @@ class Shell:
         make_row: Callable[[int, StepParts], Row],
         export: Callable[[int, Row], None],
         newest_checkpoint: Callable[[], str],
+        start_node: Callable[[str], None],
     ) -> None:
         self.core, self.config, self.attempt = core, config, attempt
         self.executor: Executor
@@ -93,7 +93,7 @@ class Shell:
         """Seconds from the submission of a task to its start."""
         self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
-        self._newest_checkpoint = newest_checkpoint
+        self._newest_checkpoint, self._start_node = newest_checkpoint, start_node
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._probes: dict[int, wire.Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -117,6 +117,10 @@ class Shell:
     async def take(self, event: ev.Event) -> None:
         now = time.monotonic()
         self._journal.write(event, now)
+        if isinstance(event, ev.NodeLost):
+            for worker in self.core.fleet.workers.values():
+                if worker.node == event.node:
+                    self._fail_jobs(worker.name, event.reason)
         decisions = self.core.handle(event, now)
         waiting = sum(map(len, self.core.sequences.waiting.values()))
         for parts in self.parts.values():
@@ -133,6 +137,8 @@ class Shell:
 
     async def _perform(self, decision: de.Decision) -> None:
         match decision:
+            case de.StartNode():
+                self._start_node(decision.node)
             case de.StartWorker():
                 await self._start_worker(decision)
             case de.FenceReplica():
@@ -165,7 +171,9 @@ class Shell:
                     await self._send(node.peer, wire.SealVersion(version=decision.version))
             case de.LoadVersion():
                 probe = self._probes.get(decision.version)
-                load = wire.LoadVersion(worker=decision.worker, version=decision.version, probe=probe)
+                load = wire.LoadVersion(
+                    worker=decision.worker, version=decision.version, keep_kv=decision.keep_kv, probe=probe
+                )
                 await self._to_worker(decision.worker, load)
             case de.RecordStep():
                 await self._record_step(decision.step)
@@ -232,7 +240,10 @@ class Shell:
             self._timers[decision.name] = asyncio.get_running_loop().call_later(decision.after_s, self.post, fire)
 
     def step_parts(self, step: int) -> StepParts:
-        return self.parts.setdefault(step, StepParts())
+        """Of a step whose row is durable nothing is kept: it is trained again, because weights were lost."""
+        found = self.core.steps.get(step)
+        is_recorded = found is None or found.stages["record"] is Progress.DONE
+        return StepParts() if is_recorded else self.parts.setdefault(step, StepParts())
 
     # --- what workers report ---------------------------------------------------------------------------------------
 
@@ -242,8 +253,7 @@ class Shell:
             case wire.WorkerReady():
                 self.post(ev.WorkerReady(worker=message.worker, version=message.version))
             case wire.WorkerExited():
-                for task_id in [t for t, r in self.tasks.items() if r.worker == message.worker]:
-                    self.tasks.pop(task_id).job.fail(message.reason)
+                self._fail_jobs(message.worker, message.reason)
                 self.post(ev.WorkerDied(worker=message.worker, reason=message.reason))
             case wire.TaskStarted():
                 self._task_started(message.task)
@@ -269,6 +279,10 @@ class Shell:
                 self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))
             case wire.Counts():
                 pass  # the status file reads the ledger; a monitor is to read these
+
+    def _fail_jobs(self, worker: str, reason: str) -> None:
+        for task_id in [t for t, running in self.tasks.items() if running.worker == worker]:
+            self.tasks.pop(task_id).job.fail(reason)
 
     def _task_started(self, task_id: str) -> None:
         task = self.tasks.get(task_id)

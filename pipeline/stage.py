@@ -18,7 +18,8 @@ StageResult = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """Which task this is; `version` is the weight version that it works on (train: the one it starts from)."""
+    """Which task this is; `version` is the weight version that it works on (train: the one it starts from; rollout: the
+    oldest one that it may use)."""
 
     task: str
     stage: str

@@ -26,9 +26,9 @@ class StepParts:
 
     def kept(self, this: StepProgress, before: StepProgress | None, now: float) -> dict[str, Any]:
         """All this as JSON, when the batch of `this` step is about to be recorded."""
-        own = this.spans()
+        own = this.spans(now)
         began = (before.started if before else {}).get("record") or min(begin for _, begin, _ in own)
-        spans = [*own, *(before.spans() if before else ()), ("batch", this.started["batch"], now)]
+        spans = [*own, *(before.spans(now) if before else ())]
         relative = [(stage, begin - now, end - now) for stage, begin, end in spans]
         return {"metrics": self.metrics, "queue_depth": self.queue_depth, "spans": relative, "began": began - now}
 

@@ -10,18 +10,20 @@ import math
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pipeline.config import Config, without_passwords, without_secrets
+from pipeline.core.errors import RunError
 from pipeline.metrics import Row, only_finite
+from pipeline.processes import say
 from pipeline.run_folder import RunFolder, read_json, write_atomic, write_json
 
 _STEP = "training/global_step"
@@ -49,12 +51,15 @@ class MetricsLog:
         self._last = max((step for step, _ in self.rows()), default=-1)
 
     def rows(self) -> list[tuple[int, Row]]:
-        """All rows; a torn last line (its writer was killed) is none."""
+        """All rows; a torn last line (its writer was killed) is none. Raises RunError for any other damaged one."""
         rows = []
         lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
-        for line in lines[:-1]:
-            row = json.loads(line)
-            rows.append((row.pop("step"), row))
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                row = json.loads(line)
+                rows.append((row.pop("step"), row))
+            except (ValueError, KeyError) as error:
+                raise RunError(f"{self._path}, line {number}, is no row of metrics: {error!r}") from error
         return rows
 
     def append(self, step: int, row: Mapping[str, float | None]) -> None:
@@ -174,24 +179,32 @@ class _Session:
             os.environ.setdefault(name, value)
         import mlflow
 
-        uri = config.tracking.uri or f"sqlite:///{quote(str(run.mlflow_db), safe='/ ')}"
+        uri = config.tracking.uri or _database(run.mlflow_db)
         self._mlflow, self._run, self._config = mlflow, run, config
-        self.client = mlflow.MlflowClient(tracking_uri=uri)
-        self.run_id = self._find_or_make(uri)
+        with _without_stray_folder(uri):
+            self.client = mlflow.MlflowClient(tracking_uri=uri)
+            known = self._find_or_make(uri)
+        self.run_id = str(known.info.run_id)
         self.location = {"uri": without_passwords(uri), "run_id": self.run_id}
-        known = self.client.get_run(self.run_id)
         self.last_step = int(known.data.metrics.get(_STEP, -1))
         self._is_described = bool(known.data.params)
         if known.info.status != "RUNNING":
             self.client.update_run(self.run_id, status="RUNNING")
         self.client.set_tag(self.run_id, "attempt", str(attempt))
 
-    def _find_or_make(self, uri: str) -> str:
-        """The run is found by its own key, so a lost reply to its making does not make a second one."""
+    def _find_or_make(self, uri: str) -> Any:
+        """The run is found by its own key, so a lost reply to its making does not make a second one. Where the
+        database was deleted it is made again."""
         path = self._run.mlflow_run
         note = read_json(path) or {"key": uuid.uuid4().hex}
         if "run_id" in note:
-            return str(note["run_id"])
+            try:
+                return self.client.get_run(note["run_id"])
+            except self._mlflow.MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                _say(f"MLflow knows run {note['run_id']} no more, and gets it anew")
+                del note["run_id"]
         write_json(path, note)
         experiment = self._experiment(uri)
         found = self.client.search_runs([experiment], f"tags.pivot_run = '{note['key']}'")
@@ -204,7 +217,7 @@ class _Session:
         }
         made = found[0] if found else self.client.create_run(experiment, run_name=self._run.name, tags=tags)
         write_json(path, note | {"run_id": made.info.run_id})
-        return str(made.info.run_id)
+        return self.client.get_run(made.info.run_id)
 
     def _experiment(self, uri: str) -> str:
         name = self._config.tracking.experiment
@@ -242,6 +255,22 @@ class _Session:
             self.client.log_text(self.run_id, without_secrets(self._config), "config.yaml")
         except Exception as error:  # an artifact store of its own may be out of reach: the metrics are not
             _say(f"config.yaml is not among MLflow's artifacts: {type(error).__name__}: {error}")
+
+
+def _database(path: Path) -> str:
+    """As SQLAlchemy reads it, which takes `?` for the begin of a query, and unquotes the rest."""
+    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}"
+
+
+@contextmanager
+def _without_stray_folder(uri: str) -> Iterator[None]:
+    """MLflow makes the folder of the database as the URI spells it, also where SQLAlchemy reads another from it."""
+    folder = Path(uri.removeprefix("sqlite:///")).parent
+    is_there = folder.exists() or not uri.startswith("sqlite:///")
+    yield
+    if not is_there:
+        with suppress(OSError):
+            os.removedirs(folder)  # up to the first that is not empty
 
 
 def metric_name(name: str) -> str:
@@ -296,4 +325,4 @@ def _git_sha() -> dict[str, str]:
 
 
 def _say(text: str) -> None:
-    print(f"tracking: {without_passwords(text)}", file=sys.stderr, flush=True)
+    say(f"tracking: {without_passwords(text)}")

@@ -98,6 +98,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 class LoadVersion(_Message, frozen=True):
     worker: str
     version: int
+    keep_kv: bool
     probe: Probe | None
 
 

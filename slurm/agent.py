@@ -2,7 +2,8 @@
 
     python -m slurm.agent RUN_FOLDER --node NAME --slots N --attempt K --endpoint tcp://HOST:PORT [--parent PID]
 
-The zygote's imports are the longest part of a node's start, so they are begun before this process's own.
+First of all it starts the guardian, which removes what it leaves. The zygote's imports are the longest part of a
+node's start, so they are begun before this process's own.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import subprocess
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.compose import read_tree
-from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
+from pipeline.compose import Tree, read_tree
+from pipeline.processes import SHIELD, beat_period_s, die_with_parent, python_command, python_environment
 from pipeline.run_folder import RunFolder
+from slurm.guardian import Guardian, TemporaryFolder
+from slurm.names import life_name, temporary_prefix
 
 PATIENCE_S = 15.0
 
@@ -32,12 +35,17 @@ _ENGINE_START = "stages.engines.vllm_start"
 _NOT_FOR_WORKERS = ("SLURM_", "SUBMITIT_", "MLFLOW_")
 
 
-def worker_environment(run: RunFolder, node: str) -> dict[str, str]:
+def temporary_root() -> Path:
+    """Where temporary files lie on this machine: where its user says, if that is a place."""
+    asked = os.environ.get("TMPDIR", "")
+    return Path(asked) if os.path.isabs(asked) and os.access(asked, os.W_OK) else Path("/tmp")
+
+
+def worker_environment(config: Tree, cache: Path, temporary: Path) -> dict[str, str]:
     """The workers' environment: this process's, what native libraries and engines need, and `cluster.env`, which wins.
 
-    Read from the resolved config as it is: it was validated at submit, and loading the schema would cost 0.3 s.
+    `config` is the resolved one as it is: it was validated at submit, and loading the schema would cost 0.3 s.
     """
-    config = read_tree(run.config)
     kinds = {
         config["rollout"]["engine"]["name"],
         config["reward"]["genrm"]["engine"]["name"],
@@ -45,21 +53,22 @@ def worker_environment(run: RunFolder, node: str) -> dict[str, str]:
     }
     engine_env = {}
     if kinds != {"emulated"}:
-        engine_env = importlib.import_module(_ENGINE_START).environment(str(run.cache / node))
-    return python_environment(_NOT_FOR_WORKERS, **(NATIVE_ENV | engine_env | config["cluster"]["env"]))
+        engine_env = importlib.import_module(_ENGINE_START).environment(str(cache))
+    made = NATIVE_ENV | engine_env | {"TMPDIR": str(temporary)}
+    return python_environment(_NOT_FOR_WORKERS, **(made | config["cluster"]["env"]))
 
 
-def start_zygote(env: dict[str, str], log: Path) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Returns the process and the socket to it."""
+def start_zygote(env: dict[str, str], log: Path, life: int) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Returns the process and the socket to it. `life`: see Guardian; it and its workers inherit it."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, open(log, "ab") as output:
         process = subprocess.Popen(
-            [*SHIELD, *python_command("slurm.zygote", str(its.fileno()), str(os.getpid()))],
+            [*SHIELD, *python_command("slurm.zygote", str(its.fileno()), str(os.getpid()), str(life))],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=[its.fileno()],
+            pass_fds=[its.fileno(), life],
         )
     return process, mine
 
@@ -73,15 +82,22 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--parent", type=int, help="leave when this process ends")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of the controller's silence")
+    parser.add_argument("--witness", type=int, help="a descriptor that is held until nothing is left of this process")
     args = parser.parse_args(argv)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o077)
     if args.parent is not None:
         die_with_parent(signal.SIGTERM, args.parent)  # TERM: it still has shared memory to unlink
+    if args.witness is not None:
+        os.set_inheritable(args.witness, False)
     run = RunFolder(args.run)
-    env = worker_environment(run, args.node)
-    process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"))
+    config = read_tree(run.config)
+    name = life_name(run, args.attempt, args.node, os.getpid())
+    temporary = TemporaryFolder(temporary_root(), temporary_prefix(run, os.getpid()))
+    guardian = Guardian(f"{name}-", temporary.path, args.witness)
+    env = worker_environment(config, run.cache / args.node, temporary.path)
+    process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"), guardian.life)
 
     import asyncio
 
@@ -90,10 +106,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
     place = Place(
         run=run,
         node=args.node,
+        name=name,
+        temporary=temporary.path,
         num_slots=args.slots,
         attempt=args.attempt,
         endpoint=args.endpoint,
         patience_s=args.patience,
+        beat_s=beat_period_s(config["limits"]["heartbeat_s"]),
     )
     leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)

@@ -7,7 +7,6 @@ speaks. It then ends the workers and unlinks the shared memory, in that order.
 """
 
 import asyncio
-import hashlib
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ import subprocess
 import time
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from pipeline import wire
@@ -23,20 +23,11 @@ from pipeline.core.errors import Fenced, PivotError
 from pipeline.gps.store import Store, janitor
 from pipeline.kill_points import kill_point
 from pipeline.run_folder import RunFolder
+from slurm.guardian import sweep
+from slurm.names import user_prefix
 from slurm.workers import Workers
 
-BEAT_S = 1.0
 _COPY_END_S = 10.0
-
-
-def gps_base(run: RunFolder, attempt: int, node: str) -> str:
-    """Base name of a node's shared memory: of this user, run, attempt and node alone."""
-    token = hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]
-    return f"{_user_prefix()}{token}-{attempt}-{node}"
-
-
-def _user_prefix() -> str:
-    return f"pivot-{os.getuid()}-"
 
 
 class Leave(Exception):
@@ -49,28 +40,31 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which node of which attempt this is, and how to reach its controller."""
+    """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
+    also in shared memory; `temporary` is its folder for temporary files."""
 
     run: RunFolder
     node: str
+    name: str
+    temporary: Path
     num_slots: int
     attempt: int
     endpoint: str
     patience_s: float
+    beat_s: float
 
 
 class Node:
     def __init__(self, place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
         """`process`, `control`: the zygote and the socket to it. Make it inside the running loop."""
         self._place = place
-        self._gps = gps_base(place.run, place.attempt, place.node)
+        self._gps = place.name
         self._channel = AgentEnd(
             place.run.secrets, place.attempt, place.endpoint, f"{place.node}-{os.getpid()}-{time.time_ns()}"
         )
         self._workers = Workers(
             process,
             control,
-            log=place.run.process_log(place.attempt, place.node, "zygote"),
             on_message=self._channel.send,
             on_exit=lambda worker, reason: self._channel.send(wire.WorkerExited(worker=worker, reason=reason)),
         )
@@ -109,7 +103,7 @@ class Node:
             self._channel.send(wire.NodeFailed(reason=str(leave)))
         await asyncio.to_thread(self._workers.close)
         if self._copying is not None:
-            await asyncio.wait([self._copying], timeout=_COPY_END_S)  # else it is left to the next janitor
+            await asyncio.wait([self._copying], timeout=_COPY_END_S)  # else it is left to the guardian
         for store in self._stores:
             store.unlink()
         self._channel.close()
@@ -127,7 +121,7 @@ class Node:
 
     def _place_weights(self, welcome: wire.Welcome) -> float:
         start = time.monotonic()
-        for name in janitor(_user_prefix()):
+        for name in (*janitor(user_prefix()), *sweep(self._place.temporary.parent, user_prefix())):
             print(f"removed {name}: its owner is dead")
         for kind, path, dtype, version, slots in (
             ("policy", welcome.policy, welcome.policy_dtype, welcome.version, 2),
@@ -140,7 +134,7 @@ class Node:
         """Tell the controller that the node lives, and notice when the controller does not."""
         while (silent := time.monotonic() - self._heard) < self._place.patience_s:
             self._channel.send(wire.Beat())
-            await asyncio.sleep(min(BEAT_S, self._place.patience_s - silent))
+            await asyncio.sleep(min(self._place.beat_s, self._place.patience_s - silent))
         raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True)
 
     async def _watch_zygote(self) -> NoReturn:

@@ -25,13 +25,11 @@ class Workers:
         self,
         process: "subprocess.Popen[bytes]",
         control: socket.socket,
-        log: Path,
         on_message: Callable[[wire.FromWorker], None],
         on_exit: Callable[[str, str], None],
     ) -> None:
         self._process = process
         self._control = control
-        self._log = log
         self._on_message = on_message
         self._on_exit = on_exit
         self._links: dict[str, _Link] = {}
@@ -79,7 +77,7 @@ class Workers:
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
         code = await asyncio.to_thread(self._process.wait)
-        return f"the zygote ended: {describe_exit(code)}\n{log_tail(self._log)}"
+        return f"the zygote ended: {describe_exit(code)}"
 
     def close(self) -> None:
         """End the zygote and with it all workers."""

@@ -1,7 +1,8 @@
 """A node's zygote: one thread, every module that workers need already imported, and a fork for each worker.
 
-    python -m slurm.zygote FD PARENT      FD: the SEQPACKET socket to the agent, PARENT: the agent's pid
-                                          (behind processes.SHIELD: signals are ignored from the start)
+    python -m slurm.zygote FD PARENT LIFE    FD: the SEQPACKET socket to the agent, PARENT: the agent's pid,
+                                             LIFE: a descriptor to be held to the end, by workers too
+                                             (behind processes.SHIELD: signals are ignored from the start)
 
 The agent sends Preload once, then Fork (with the worker's socket, by SCM_RIGHTS) and Kill; the zygote answers Ready
 or Failed, then Exited for each worker. End of file is the agent's death: the zygote leaves, and by PDEATHSIG its
@@ -165,9 +166,10 @@ def _thread_names() -> list[str]:
     return names
 
 
-def main(fd: int, parent: int) -> NoReturn:
+def main(fd: int, parent: int, life: int) -> NoReturn:
     started = time.monotonic()
     die_with_parent(signal.SIGKILL, parent)
+    os.set_inheritable(life, False)  # forks have it; programs that they start do not
     os.umask(0o077)  # what workers write is nobody else's
     gc.disable()  # imports allocate much and free nothing
     for module in COMMON:
@@ -176,4 +178,4 @@ def main(fd: int, parent: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

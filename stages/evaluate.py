@@ -19,11 +19,9 @@ def evaluate(task: TaskContext, spec: StageSpec) -> StageResult:
     """`val/acc`: the share of right answers among `evaluate.samples` to each of the first `evaluate.num_prompts` rows.
 
     Prompts and seeds are the same at every step. An answer that was cut off is wrong. Raises StageFailed if the
-    engine has another version, refuses a prompt, or stays silent for `limits.stage_s`.
+    engine answers with another version, refuses a prompt, or stays silent for `limits.stage_s`.
     """
     worker, config = task.worker, task.worker.config
-    if worker.engine.version != spec.version:
-        raise StageFailed(f"{spec.task} is for version {spec.version}, the engine has {worker.engine.version}")
     checker = ExactChecker(config.evaluate.function)
     prompt_ids = PromptIds(worker.tokenizer, config.data.max_prompt_length)
     examples: dict[str, Example] = {}
@@ -34,7 +32,7 @@ def evaluate(task: TaskContext, spec: StageSpec) -> StageResult:
             examples[request.id] = example
             requests.append(request)
     num_right = 0
-    for id, finish, tokens in _generate(worker.engine, requests, config.limits.stage_s):
+    for id, finish, tokens in _generate(worker.engine, requests, spec, config.limits.stage_s):
         if finish not in ("stop", "length"):
             raise StageFailed(f"evaluation {id} of {examples[id].place} ended with {finish!r}, {len(tokens)} tokens")
         example, response = examples[id], decode_response(worker.tokenizer, tokens)
@@ -58,8 +56,10 @@ def _request(
     )
 
 
-def _generate(engine: EngineHost, requests: list[Request], limit_s: float) -> Iterator[tuple[str, str, list[int]]]:
-    """(id, finish, tokens) of each request, as they end."""
+def _generate(
+    engine: EngineHost, requests: list[Request], spec: StageSpec, limit_s: float
+) -> Iterator[tuple[str, str, list[int]]]:
+    """(id, finish, tokens) of each request, as they end; all of the spec's version."""
     outbox: queue.SimpleQueue[Output] = queue.SimpleQueue()
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     engine.submit(requests, outbox)
@@ -69,6 +69,8 @@ def _generate(engine: EngineHost, requests: list[Request], limit_s: float) -> It
                 output = outbox.get(timeout=limit_s)
             except queue.Empty:
                 raise StageFailed(f"the engine was silent for {limit_s:g} s, {len(tokens)} evaluations open") from None
+            if output.version != spec.version:
+                raise StageFailed(f"{spec.task} is for version {spec.version}, the engine has {output.version}")
             tokens[output.id] += output.tokens
             if output.finish:
                 yield output.id, output.finish, tokens.pop(output.id)

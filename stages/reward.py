@@ -46,11 +46,12 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """`verdict` is None for a sequence that was given back unjudged, `is_stored` for one judged before."""
+    """`verdict` is None for a sequence that was given back unjudged by the judge of `version`, and for one that was
+    judged before (`version` is None then)."""
 
     row: SequenceRow
-    verdict: VerdictRow | None
-    is_stored: bool = False
+    verdict: VerdictRow | None = None
+    version: int | None = None
 
 
 class Reward:
@@ -85,7 +86,7 @@ class Reward:
         trials = []
         for row, turn in zip(rows, turns, strict=True):
             if row.state == State.SCORED:
-                self._end(_Ended(row=row, verdict=None, is_stored=True))
+                self._end(_Ended(row=row))
             else:
                 trials.append(self._trial(row, turn, self._judge_prompt(row), number=0))
         self._submit(trials)
@@ -106,7 +107,7 @@ class Reward:
         del self._running[output.id]
         self._counts["num_tokens"] += len(trial.tokens)
         if output.finish == "abort" and not trial.is_late:
-            self._end(_Ended(row=trial.row, verdict=None))
+            self._end(_Ended(row=trial.row, version=output.version))
             return
         outcome = self._outcome(trial, output.finish)
         if isinstance(outcome, Failure):
@@ -114,7 +115,7 @@ class Reward:
             if outcome.type in verdicts.TRANSIENT and trial.number < self._genrm.retries:
                 self._submit([self._trial(trial.row, trial.turn, trial.prompt_ids, trial.number + 1)])
                 return
-        self._give(trial, outcome)
+        self._give(trial, outcome, output.version)
 
     def settle(self, now: float) -> float | None:
         self._abort_late(now)
@@ -194,7 +195,7 @@ class Reward:
         after = len(tokens) - tokens[::-1].index(end)
         return tag + decode_response(self._tokenizer, tokens[after:])
 
-    def _give(self, trial: _Trial, outcome: Score | Failure) -> None:
+    def _give(self, trial: _Trial, outcome: Score | Failure, version: int) -> None:
         score = outcome.value if isinstance(outcome, Score) else None
         failure = outcome.type if isinstance(outcome, Failure) else ""
         self._counts["num_verdicts"] += 1
@@ -210,10 +211,10 @@ class Reward:
             failure=failure,
             critique=decode_response(self._tokenizer, trial.tokens),
             tokens=trial.tokens,
-            version=self._worker.engine.version,
+            version=version,
             replica=self._worker.name,
         )
-        self._end(_Ended(row=trial.row, verdict=verdict))
+        self._end(_Ended(row=trial.row, verdict=verdict, version=version))
         kill_point("reward.mid")
 
     def _end(self, ended: _Ended) -> None:
@@ -227,14 +228,14 @@ class Reward:
         if given:
             self._worker.queue.put_verdicts(given)
         infos = [VerdictInfo(id=v.id, score=v.score, failure=v.failure) for v in given]
-        infos += [VerdictInfo(id=e.row.id, score=e.row.score, failure=e.row.failure) for e in ended if e.is_stored]
+        stored = [e.row for e in ended if e.version is None]
+        infos += [VerdictInfo(id=row.id, score=row.score, failure=row.failure) for row in stored]
         if infos:
             self._task.report_verdicts(infos)
-        version = self._worker.engine.version
         back = [
-            SegmentInfo(id=e.row.id, idx=e.row.num_segments, num_tokens=0, version=version, finish=Finish.ABORT)
+            SegmentInfo(id=e.row.id, idx=e.row.num_segments, num_tokens=0, version=e.version, finish=Finish.ABORT)
             for e in ended
-            if e.verdict is None and not e.is_stored
+            if e.verdict is None and e.version is not None
         ]
         if back:
             self._task.report_segments(back)

@@ -26,19 +26,27 @@ def rollout(task: TaskContext, spec: StageSpec) -> StageResult:
 
 @dataclass(slots=True)
 class _Segment:
-    """The segment of a sequence that is being generated: tokens since the last one that was put."""
+    """The segment of a sequence that is being generated: tokens since the last one that was closed.
+
+    `version` (and `kv_version`, None: the same) are those of its tokens, as the engine's outputs say.
+    """
 
     row: SequenceRow
     turn: int
     idx: int
     version: int
+    kv_version: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    def next(self) -> "_Segment":
+        return _Segment(row=self.row, turn=self.turn, idx=self.idx + 1, version=self.version)
+
 
 class Rollout:
-    """The sequences of one rollout task: `_running` in the engine, `_closed` generated but not yet put.
+    """The sequences of one rollout task: `_running` in the engine; `_closed`, in order, are segments not yet put.
 
+    The task does not belong to one version: the spec's is the lowest one allowed, and each segment has one of its own.
     In strict mode a sequence is put whole or not at all: an interrupted one starts again from its prompt, because the
     rest of its random stream is gone.
     """
@@ -60,15 +68,16 @@ class Rollout:
 
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
         """Claim the sequences and give them to the engine, with the tokens that they already have."""
-        host = self._worker.engine
-        if host.version != self._spec.version:
-            raise StageFailed(f"{self._spec.task} is for version {self._spec.version}, the engine has {host.version}")
+        host, lowest = self._worker.engine, self._spec.version
+        if host.version < lowest:
+            raise StageFailed(f"{self._spec.task} is for version {lowest} or newer, the engine has {host.version}")
         rows = self._worker.queue.claim(list(ids), list(turns), restart=self._config.is_strict)
         requests = []
         for row, turn in zip(rows, turns, strict=True):
             if row.id in self._running:
                 raise StageFailed(f"sequence {row.id} was dispatched twice to {self._spec.task}")
-            segment = _Segment(row=row, turn=turn, idx=row.num_segments, version=host.version)
+            version = row.versions[-1] if row.versions else lowest  # until there are tokens
+            segment = _Segment(row=row, turn=turn, idx=row.num_segments, version=version)
             if finish := self._ended_before(row):
                 self._close(segment, finish)
             else:
@@ -97,8 +106,13 @@ class Rollout:
             raise StageFailed(
                 f"the engine returned {len(output.tokens)} tokens and {len(output.logprobs)} logprobs of {output.id}"
             )
-        segment.tokens += output.tokens
-        segment.logprobs += output.logprobs
+        if output.tokens:
+            if segment.tokens and (output.version, output.kv_version) != (segment.version, segment.kv_version):
+                self._close(segment, Finish.FLUSH)
+                segment = self._running[output.id] = segment.next()
+            segment.version, segment.kv_version = output.version, output.kv_version
+            segment.tokens += output.tokens
+            segment.logprobs += output.logprobs
         if output.finish:
             del self._running[output.id]
             self._close(segment, Finish(output.finish))
@@ -149,9 +163,7 @@ class Rollout:
             return
         self._put([(segment, Finish.FLUSH) for segment in flushed])
         for segment in flushed:
-            self._running[segment.row.id] = _Segment(
-                row=segment.row, turn=segment.turn, idx=segment.idx + 1, version=segment.version
-            )
+            self._running[segment.row.id] = segment.next()
 
     def _put(self, segments: Iterable[tuple[_Segment, Finish]]) -> None:
         rows, infos = [], []
@@ -187,6 +199,7 @@ class Rollout:
             tokens=segment.tokens,
             logprobs=segment.logprobs,
             version=segment.version,
+            kv_version=segment.kv_version,
             replica=self._worker.name,
             finish=finish,
         )

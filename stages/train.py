@@ -67,12 +67,13 @@ def check_mismatch(metrics: dict[str, float], allowed: float) -> None:
 
 
 def check_rows(rows: list[SequenceRow]) -> None:
-    """Each sequence once, each token with its id, logprob and version. Raises StageFailed that names the sequence."""
+    """Each sequence once, each token with its id, logprob and versions. Raises StageFailed that names the sequence."""
     seen: set[str] = set()
     for row in rows:
-        lengths = (len(row.tokens), len(row.logprobs), len(row.versions))
+        lengths = (len(row.tokens), len(row.logprobs), len(row.versions), len(row.kv_versions))
         if len(set(lengths)) != 1:
-            raise StageFailed("sequence {}: {} tokens, {} logprobs, {} versions".format(row.id, *lengths))
+            text = "sequence {}: {} tokens, {} logprobs, {} versions, {} versions of caches"
+            raise StageFailed(text.format(row.id, *lengths))
         if not row.prompt_ids or min(row.prompt_ids) < 0 or min(row.tokens, default=0) < 0:
             raise StageFailed(f"sequence {row.id}: its prompt is empty, or an id is negative")
         if row.id in seen:

@@ -27,8 +27,9 @@ from pipeline.core.events import Role
 from pipeline.gps.store import Store
 from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
-from stages.engines.base import Engine, EngineCounts
+from stages.engines.base import EngineCounts
 from stages.engines.host import EngineHost
+from stages.engines.watchdog import Watchdog
 from stages.start import make_engine, make_trainer
 from stages.task import Task, route_output
 
@@ -155,21 +156,28 @@ class Service:
         )
 
     def _load(self, message: wire.LoadVersion) -> None:
-        assert self._worker.engine is not None
-        self._worker.engine.post(lambda engine: self.say(self._loaded(engine, message)))
+        """A failed update is an event: the controller decides what becomes of the worker."""
+        worker, version, started = self._worker, message.version, time.monotonic()
+        wait_s = worker.config.limits.publish_s
 
-    def _loaded(self, engine: Engine, message: wire.LoadVersion) -> wire.VersionLoaded | wire.UpdateFailed:
-        """On the engine's thread. A failed update is an event: the controller decides what becomes of the worker."""
-        worker, start = self._worker, time.monotonic()
-        try:
-            with worker.policy.read(message.version, worker.config.limits.publish_s) as reader:
-                engine.load(reader, message.probe)
-        except Exception as error:
-            reason = str(error) if isinstance(error, UpdateRefused) else traceback.format_exc()
-            print(f"version {message.version} was not loaded: {reason}")
-            return wire.UpdateFailed(worker=worker.name, version=message.version, reason=reason)
-        seconds = time.monotonic() - start
-        return wire.VersionLoaded(worker=worker.name, version=message.version, seconds=seconds)
+        def end(error: Exception | None) -> None:
+            if error is None:
+                seconds = time.monotonic() - started
+                self.say(wire.VersionLoaded(worker=worker.name, version=version, seconds=seconds))
+                return
+            is_refusal = isinstance(error, UpdateRefused)
+            reason = str(error) if is_refusal else "".join(traceback.format_exception(error))
+            print(f"version {version} was not loaded: {reason}")
+            self.say(wire.UpdateFailed(worker=worker.name, version=version, reason=reason))
+
+        assert worker.engine is not None
+        worker.engine.load(
+            lambda: worker.policy.read(version, wait_s),
+            message.probe,
+            keep_kv=message.keep_kv,
+            wait_s=wait_s,
+            on_end=end,
+        )
 
 
 def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
@@ -186,7 +194,8 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
         version, loop = worker.trainer.version, service.run_tasks
     else:
         engine = make_engine(worker, order.start.version)
-        worker.engine = EngineHost(engine, service.report_counts)
+        watchdog = Watchdog("limits.engine_s", worker.config.limits.engine_s)
+        worker.engine = EngineHost(engine, service.report_counts, watchdog)
         version, loop = engine.version, worker.engine.run
     seconds = {"start": time.monotonic() - started}
     service.say(wire.WorkerReady(worker=worker.name, version=version, pid=os.getpid(), seconds=seconds))

@@ -132,3 +132,11 @@ def test_a_summary_of_nothing_is_all_unknown() -> None:
 def test_a_summary_passes_over_values_that_were_not_finite() -> None:
     summary = summarise("done", [(1, {"critic/score/mean": None}), (2, {"critic/score/mean": 0.5})], 1.0)
     assert summary["reward_first"] == 0.5
+
+
+def test_time_between_messages_counts_as_control_only_where_a_stage_ran_alone() -> None:
+    parts = Parts(metrics={"rollout": [{"task_s/rollout": 1.0}], "reward": [{"task_s/reward": 0.5}]})
+    one_by_one = step_row(1, parts, [("rollout", 0.0, 2.0), ("reward", 2.0, 3.0), ("checkpoint", 0.0, 1.0)], 0.0, 3.0)
+    assert one_by_one["timing_s/control"] == 1.0 + 0.5
+    together = step_row(1, parts, [("rollout", 0.0, 2.0), ("reward", 0.5, 3.0)], 0.0, 3.5)
+    assert together["timing_s/control"] == 0.5

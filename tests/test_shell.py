@@ -34,6 +34,7 @@ def test_the_durable_row_is_exported_though_the_answer_to_its_recording_was_lost
             make_row=lambda step, parts: {"a": 9.0},
             export=lambda step, row: exported.append((step, row)),
             newest_checkpoint=str,
+            start_node=exported.clear,  # type: ignore[arg-type]
         )
         shell.queue = RecordedBefore()  # type: ignore[assignment]
         await shell._perform(de.RecordStep(step=3))

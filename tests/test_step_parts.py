@@ -20,6 +20,7 @@ def test_the_row_of_an_interrupted_step_has_what_was_measured_before_the_interru
     this.begin("batch", 106.0)
     before = progress(4, checkpoint=(101.0, 103.0))
     before.begin("record", 100.0)
+    before.finish("record", 100.0)
     kept = json.loads(json.dumps(parts.kept(this, before, now=107.0)))
 
     restored = StepParts.restored(kept)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config
+from pipeline.core.errors import RunError
 from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.tracking import MetricsLog, Tracking, metric_name
 
@@ -323,3 +324,47 @@ def test_metrics_jsonl_is_made_again_from_the_durable_rows(tmp_path: Path) -> No
     log.append(3, {"a": 3.0})
     assert [(step, r["a"]) for step, r in log.rows()] == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert [r["time"] for _, r in log.rows()][:2] == [3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "name", ["my runs/exp 1", 'it\'s "q"', "-x", "ünï-日本", "a#b", "p%41q", "50% of?it", "a;b&c=d+e", "a::b\\c"]
+)
+def test_r07_a_run_of_any_name_has_its_database_and_leaves_no_folder_beside_it(
+    tmp_path: Path, database: Path, name: str
+) -> None:
+    run = make_run(tmp_path / "of me" / name)
+    shutil.copy(database, run.mlflow_db)
+    tracking = Tracking(run, make_config(), attempt=1)
+    tracking.log(1, row(1))
+    assert tracking.close("done", LIMIT_S)
+    client, run_id = client_of(tracking, tracking.location["uri"])
+    assert client.get_run(run_id).info.status == "FINISHED" and steps_of(client, run_id) == [1]
+    assert os.listdir(tmp_path / "of me") == [name.split("/")[0]]
+    assert len(list(run.path.glob("mlartifacts/*/artifacts/config.yaml"))) <= 1
+
+
+def test_an_empty_folder_of_the_users_stays_beside_a_database(tmp_path: Path, database: Path) -> None:
+    run = make_run(tmp_path / "50%")
+    shutil.copy(database, run.mlflow_db)
+    (tmp_path / "50%25").mkdir()
+    tracking = Tracking(run, make_config(), attempt=1)
+    tracking.log(1, row(1))
+    assert tracking.close("done", LIMIT_S)
+    assert (tmp_path / "50%25").is_dir()
+
+
+def test_a_deleted_database_is_made_again_at_the_next_attempt(tmp_path: Path, database: Path) -> None:
+    run = make_run(tmp_path)  # the new database is there already: making one takes seconds
+    write_json(run.mlflow_run, {"key": "k", "run_id": "0" * 32})
+    again = Tracking(run, make_config(), attempt=2)
+    again.resume([(step, row(step)) for step in (1, 2)])
+    assert again.close("done", LIMIT_S)
+    client, run_id = client_of(again, again.location["uri"])
+    assert run_id != "0" * 32 and read_json(run.mlflow_run) == {"key": "k", "run_id": run_id}
+    assert steps_of(client, run_id) == [1, 2] and client.get_run(run_id).data.params["trainer.lr"] == "1e-06"
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step\n{"step": 3}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is no row of metrics"):
+        MetricsLog(tmp_path / "metrics.jsonl")

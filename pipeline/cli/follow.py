@@ -12,6 +12,7 @@ from typing import Protocol, TextIO
 from pipeline.cli.runs import Rows, Status, how_it_stands, read_status
 from pipeline.cli.show import describe_end
 from pipeline.cli.terminal import abandon, number, seconds, visible
+from pipeline.disk import is_full
 from pipeline.processes import describe_exit, log_tail
 from pipeline.run_folder import RunFolder
 from pipeline.status import EXIT_CODES
@@ -79,6 +80,8 @@ def _end(run: RunFolder, attempt: int, process: Process, out: TextIO) -> int:
         how = describe_exit(process.returncode)
         tail = visible(log_tail(run.path / "logs" / "controller.log"))
         text = f"the controller ended without a word: {how}\n{tail}"
+        if is_full(run.path):
+            text = f"no space left on {visible(str(run.path))}: {text}\nfree space first"
         text += f"\ngo on: pivot-pipeline resume {run.path}"
         code = 130 if process.returncode in (130, -signal.SIGINT) else 1
     try:

@@ -33,14 +33,15 @@ def validate(arguments: Sequence[str]) -> int:
 def dag(arguments: Sequence[str]) -> int:
     from pipeline.core.dag import After, Edge, step_graph
 
-    load_arguments(arguments)
+    config = load_arguments(arguments)
+    stages = step_graph(config.algorithm.staleness, is_streaming=config.placement.admission == "stream")
     arrows = {Edge.BARRIER: "▶", Edge.STREAM: "▷"}
 
     def edge(after: After) -> str:
         return f"{after.stage}{f' (step - {after.lag})' if after.lag else ''} {arrows[after.edge]}"
 
     rows = [("STAGE", "RUNS ON", "WAITS FOR")]
-    for stage in step_graph():
+    for stage in stages:
         where = stage.role.value if stage.role else "index of the queue"
         rows.append((stage.name, f"every {where}" if stage.everywhere else where, ", ".join(map(edge, stage.after))))
     click.echo(table(rows, indent=""))

@@ -29,8 +29,8 @@ def holds_run(path: Path) -> bool:
 
 
 def as_argument(run: RunFolder) -> str:
-    """The run as an argument for a shell: its name where that is enough."""
-    by_name = run.path.parent == DEFAULT_ROOT.absolute()
+    """The run as an argument for a shell: its name where that is enough, and no option."""
+    by_name = run.path.parent == DEFAULT_ROOT.absolute() and not run.name.startswith("-")
     return shlex.quote(run.name if by_name else str(run.path))
 
 

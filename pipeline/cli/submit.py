@@ -1,9 +1,8 @@
-"""`submit`: check, make the run's folder, start the controller, stay with it. The one place besides the executor's
-entry point where the control plane meets the resource edge."""
+"""`submit`: check, make the run's folder, start the controller, stay with it."""
 
-import asyncio
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 from pipeline.cli.follow import follow, wait_for_start
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.runs import Rows, as_argument
-from pipeline.config import Config, load_resolved, save_resolved, without_secrets
+from pipeline.config import Config, save_resolved, without_secrets
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
 
@@ -41,21 +40,13 @@ def submit(
         click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
         return 0
     _claim(run)
-    keep_inputs(run, config)
-    save_resolved(config, run.config)
+    try:
+        keep_inputs(run, config)
+        save_resolved(config, run.config)
+    except BaseException:  # such as a full disk: this is no run yet
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
     return start(run, config, wait)
-
-
-def run_controller(path: str) -> int:
-    """What the controller's process does."""
-    from pipeline.controller import Controller
-    from slurm.executor import ElasticExecutor
-    from slurm.local import LocalCluster
-
-    run = RunFolder(Path(path))
-    run.hold()
-    config = load_resolved(run.config)
-    return asyncio.run(Controller(run, config, LocalCluster(run, config), ElasticExecutor).main())
 
 
 def start(run: RunFolder, config: Config, wait: bool | None) -> int:

@@ -8,10 +8,9 @@ come in the order in which it made them, and its death after the last of them.
 """
 
 import math
-from dataclasses import dataclass
 
 from pipeline.core import events as ev
-from pipeline.core.dag import STAGES, Progress, Stage, StepProgress, is_ready
+from pipeline.core.dag import Progress, Stage, StepProgress
 from pipeline.core.decisions import (
     CommitBatch,
     CommitTrained,
@@ -24,6 +23,7 @@ from pipeline.core.decisions import (
     RecordStep,
     SealVersion,
     SetTimer,
+    StartNode,
     StartTask,
     StartWorker,
 )
@@ -32,20 +32,15 @@ from pipeline.core.fleet import Fleet, Worker
 from pipeline.core.scheduler import choose_dispatch
 from pipeline.core.sequences import WAITING, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
+from pipeline.core.tasks import Task, Tasks
 from pipeline.core.versions import Versions
 
 __all__ = ["Core", "RunPlan"]
 
 _SERVING = {"rollout": Role.ROLLOUT, "reward": Role.REWARD}
 """Stages whose tasks are given sequences one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    id: str
-    stage: str
-    step: int
-    worker: str
+_LEADS_TO = {"rollout": (Role.ROLLOUT,), "reward": (Role.ROLLOUT, Role.REWARD)}
+"""The roles whose sequences such a stage has yet to see."""
 
 
 class Core:
@@ -58,9 +53,7 @@ class Core:
         self.fleet = Fleet()
         self.steps = Steps(plan)
         self.ended: EndRun | None = None
-        self._tasks: dict[str, _Task] = {}
-        self._num_tasks = 0
-        self._ending: set[str] = set()
+        self._tasks = Tasks()
         self._timers: dict[str, float] = {}
         """When each armed timer is due."""
         self._now = -math.inf
@@ -87,10 +80,9 @@ class Core:
             case ev.RunRestored():
                 self._restore(event)
             case ev.NodeJoined():
-                self.fleet.join(event.node, event.num_slots)
-                self._place()
+                self._join(event)
             case ev.NodeLost():
-                self._end("failed", f"node {event.node} is lost: {event.reason}")
+                self._lose(event.node, event.reason)
             case ev.WorkerReady() | ev.WorkerDied() | ev.VersionLoaded() | ev.UpdateFailed():
                 self._take_of_worker(event, self.fleet.workers[event.worker])
             case ev.TaskStarted():
@@ -117,36 +109,32 @@ class Core:
             case ev.VersionSealed():
                 if self.versions.seal(event.version):
                     self._clear_timer(f"seal:{event.version}")
-                    for worker in self.fleet.ready(Role.ROLLOUT):
-                        self._load_version(worker)
             case ev.StepRecorded():
                 self.steps[event.step].finish("record", self._now)
                 self.sequences.forget(event.step)
                 self.fleet.progress()
             case ev.TimerFired():
                 if self._now >= self._timers.get(event.name, math.inf):  # else it was cleared or set anew meanwhile
-                    self._end("failed", f"limit exceeded: {event.name}")
+                    del self._timers[event.name]
+                    self._expire(event.name)
             case ev.CancelAsked():
                 self.steps.stop(event.reason)
 
     def _take_of_worker(
         self, event: ev.WorkerReady | ev.WorkerDied | ev.VersionLoaded | ev.UpdateFailed, worker: Worker
     ) -> None:
-        """A worker that is not ready for work has a limit, `worker:NAME`."""
-        match event:
+        match event:  # a worker that is not ready for work has a limit, `worker:NAME`
             case ev.WorkerReady():
                 if worker.report(event.version):
                     self._clear_timer(f"worker:{worker.name}")
                     if worker.role is Role.TRAIN:
                         self.steps.rewind(event.version)
-                    self._load_version(worker)
             case ev.VersionLoaded():
                 if worker.load(event.version):
                     self._clear_timer(f"worker:{worker.name}")
-                    self._load_version(worker)
             case ev.UpdateFailed():
-                if worker.refuse(event.version):
-                    self._emit(FenceReplica(worker=worker.name, reason=event.reason))
+                if worker.refuse(event.version, event.reason):
+                    self._fence(worker)
             case ev.WorkerDied():
                 if worker.die():
                     self._clear_timer(f"worker:{worker.name}")
@@ -158,6 +146,43 @@ class Core:
         for step in event.steps:
             for sequence in step.sequences:
                 self.sequences.restore(step.step, sequence)
+        self._set_timer("nodes", self.plan.engine_start_s)
+
+    def _join(self, event: ev.NodeJoined) -> None:
+        """The node's workers are started: those that died with its former life first."""
+        self._clear_timer(f"node:{event.node}")
+        if not self.fleet.nodes:
+            self._go_back(event.version)
+        for worker in self.fleet.join(event.node, event.num_slots):
+            self._start_worker(worker)
+        self._place()
+        if len(self.fleet.nodes) == self.plan.num_nodes:
+            self._clear_timer("nodes")
+
+    def _go_back(self, version: int) -> None:
+        """The only memory there is holds `version`, the newest checkpoint's: what was lost with the node before is
+        trained and published again."""
+        for written in (self.versions.current, self.versions.current + 1):
+            self._clear_timer(f"seal:{written}")
+        self.sequences.suspect(self.versions.current)
+        self.versions = Versions(version)
+        self.steps.rewind(version, unpublish=True)
+
+    def _lose(self, node: str, reason: str) -> None:
+        """Nothing runs on the node any more. Its memory is gone too, so with others the run cannot be led on."""
+        for worker in self.fleet.lose(node):
+            if worker.die():
+                self._clear_timer(f"worker:{worker.name}")
+                self._release_tasks(worker)
+        self._clear_timer(f"node:{node}")
+        if self.plan.num_nodes > 1:
+            self._end("failed", f"node {node} is lost: {reason}")
+        elif self.fleet.losses[node] > self.plan.restarts:
+            times = self.fleet.losses[node]
+            self._end("failed", f"node {node} was lost {times} times without progress: {reason}")
+        else:
+            self._emit(StartNode(node=node))
+            self._set_timer(f"node:{node}", self.plan.engine_start_s)
 
     def _place(self) -> None:
         for worker in self.fleet.place(list(self.plan.replicas)):
@@ -167,16 +192,41 @@ class Core:
             self._end("failed", f"no node has slots left for {', '.join(missing)}; free: {self.fleet.free()}")
 
     def _bury(self, worker: Worker, reason: str) -> None:
-        """A dead worker's sequences wait again, its single tasks are begun again, a new process takes its place."""
-        for task in [t for t in self._tasks.values() if t.worker == worker.name]:
+        """A new process takes the dead worker's place."""
+        self._release_tasks(worker)
+        worker.deaths += 1
+        if worker.deaths > self.plan.restarts:
+            cause = f"{worker.fault}\n{reason}" if worker.fault else reason
+            self._end("failed", f"{worker.name} on {worker.node} died {worker.deaths} times without progress: {cause}")
+        else:
+            self._start_worker(worker)
+
+    def _release_tasks(self, worker: Worker) -> None:
+        """Its sequences wait again, its single tasks are begun again."""
+        for task in self._tasks.of(worker.name):
             self._forget_task(task)
             self.sequences.release(task.id)
             if task.stage not in _SERVING:
                 self.steps[task.step].stages[task.stage] = Progress.PENDING
-        if worker.deaths > self.plan.restarts:
-            self._end("failed", f"{worker.name} on {worker.node} died {worker.deaths} times without progress: {reason}")
+
+    def _expire(self, limit: str) -> None:
+        """A limit ran out. Where somebody can be started afresh for it, that is done; else the run cannot go on."""
+        kind, _, name = limit.partition(":")
+        reason = f"limit exceeded: {limit}"
+        worker = self.fleet.workers.get(self._tasks[name].worker if kind == "task" else name)
+        if kind == "node":
+            self._lose(name, reason)
+        elif worker is not None and worker.expire(reason):
+            self._fence(worker)
         else:
-            self._start_worker(worker)
+            self._end("failed", reason)
+
+    def _fence(self, worker: Worker) -> None:
+        """It is killed. Its own limit holds until its death is known, those of its tasks do no more."""
+        for task in self._tasks.of(worker.name):
+            self._clear_timer(f"task:{task.id}")
+        self._emit(FenceReplica(worker=worker.name, reason=worker.fault))
+        self._set_timer(f"worker:{worker.name}", self.plan.engine_start_s)
 
     def _end_task(self, event: ev.TaskEnded) -> None:
         task = self._tasks.get(event.task)
@@ -203,6 +253,7 @@ class Core:
 
     def _go_on(self) -> None:
         """Begin what can begin, feed what runs, finish what is complete; again until nothing changes."""
+        self._load_versions()
         while steps := self.steps.open():
             progressed = [self._advance(step) for step in steps]
             if not any(progressed):
@@ -210,11 +261,10 @@ class Core:
         self._end("cancelled" if self.steps.stopping else "done", self.steps.stopping)
 
     def _advance(self, step: StepProgress) -> bool:
-        before = self.steps.before(step)
         changed = False
-        for stage in STAGES:
+        for stage in self.steps.graph.stages:
             match step.stages[stage.name]:
-                case Progress.PENDING if is_ready(stage, step, before):
+                case Progress.PENDING if self.steps.is_ready(stage.name, step):
                     changed |= self._begin(stage, step)
                 case Progress.RUNNING:
                     changed |= self._serve(stage, step)
@@ -250,44 +300,65 @@ class Core:
             return False
         tasks = step.tasks[stage.name]
         assert len(self.sequences.of_step(step.step)) == self.plan.sequences_per_step, step
-        if any(s.place.role is role for s in self.sequences.of_step(step.step)):
+        if any(s.place.role in _LEADS_TO[stage.name] for s in self.sequences.of_step(step.step)):
             self._feed(role, stage, step)
         elif tasks:
-            for task, worker in tasks.items():
-                if task not in self._ending:
-                    self._ending.add(task)
-                    self._emit(EndTask(task=task, worker=worker))
+            for task in (self._tasks[id] for id in tasks):
+                if not task.is_ending:
+                    task.is_ending = True
+                    self._emit(EndTask(task=task.id, worker=task.worker))
         else:
             step.finish(stage.name, self._now)
             return True
         return False
 
     def _feed(self, role: Role, stage: Stage, step: StepProgress) -> None:
+        """Give what waits to the replicas, those of rollout only if they serve the newest version: then no token is
+        older than the step allows, and the versions of a sequence never decrease."""
         tasks = step.tasks[stage.name]
-        for worker in self.fleet.ready(role):
+        ready = self.fleet.ready(role)
+        for worker in ready:
             if worker.name not in tasks.values():
                 self._start_task(stage, step, worker)
         waiting = [i for i in self.sequences.waiting[WAITING[role]] if self.sequences[i].step == step.step]
-        if not waiting:
-            return
-        load = {t: sum(1 for _ in self.sequences.running_on(t)) for t in tasks if t not in self._ending}
+        if role is Role.ROLLOUT:
+            current = self.versions.current
+            ready = [worker for worker in ready if worker.version == current]
+            waiting = [i for i in waiting if self._oldest_version(i) <= current]
+        names = {worker.name for worker in ready}
+        load = {t: self._load(w) for t, w in tasks.items() if w in names and not self._tasks[t].is_ending}
         for task, ids in choose_dispatch(waiting, load).items():
             turns = tuple(self.sequences.dispatch(i, task) for i in ids)
             self._emit(Dispatch(task=task, worker=tasks[task], ids=tuple(ids), turns=turns))
 
-    def _load_version(self, worker: Worker) -> None:
-        """A rollout replica that serves an older version than the sealed one takes that one before any work."""
-        if worker.role is Role.ROLLOUT and worker.version < self.versions.current:
-            worker.ask(self.versions.current)
-            self._emit(LoadVersion(worker=worker.name, version=self.versions.current))
-            self._set_timer(f"worker:{worker.name}", self.plan.stage_s)
+    def _oldest_version(self, seq_id: str) -> int:
+        """The sequence may go on only under this version or a newer one."""
+        seq = self.sequences[seq_id]
+        return max(self.plan.oldest_version(seq.step), seq.max_version or 0)
+
+    def _load(self, worker: str) -> int:
+        """How many sequences it runs, of all steps."""
+        return sum(self.sequences.num_running(task.id) for task in self._tasks.of(worker))
+
+    def _load_versions(self) -> None:
+        """Rollout replicas that serve an older version than the sealed one take that. Those with nothing to do do it
+        at once; of the others one after the other, so that the rest goes on."""
+        for worker in self.fleet.ready(Role.ROLLOUT):
+            if worker.version < self.versions.current and (
+                self.plan.keep_kv or not self._load(worker.name) or not self.fleet.loading(Role.ROLLOUT)
+            ):
+                version = self.versions.current
+                worker.ask(version)
+                self._emit(LoadVersion(worker=worker.name, version=version, keep_kv=self.plan.keep_kv))
+                self._set_timer(f"worker:{worker.name}", self.plan.stage_s)
 
     def _finish_publish(self, step: StepProgress) -> bool:
         """A step is published when its version is served, by all replicas that can: those that load are waited for."""
-        if self.versions.current < step.step or not self.fleet.ready(Role.ROLLOUT) or self.fleet.loading(Role.ROLLOUT):
-            return False
-        step.finish("publish", self._now)
-        return True
+        ready = self.fleet.ready(Role.ROLLOUT)
+        is_served = bool(ready) and not self.fleet.loading(Role.ROLLOUT) and min(w.version for w in ready) >= step.step
+        if is_served:
+            step.finish("publish", self._now)
+        return is_served
 
     # --- small verbs -----------------------------------------------------------------------------------------------
 
@@ -300,17 +371,16 @@ class Core:
         self._set_timer(f"worker:{worker.name}", self.plan.engine_start_s)
 
     def _start_task(self, stage: Stage, step: StepProgress, worker: Worker) -> None:
-        self._num_tasks += 1
-        task = _Task(f"{stage.name}-{step.step}-{self._num_tasks}", stage.name, step.step, worker.name)
-        self._tasks[task.id] = task
+        task = self._tasks.begin(stage.name, step.step, worker.name)
         step.tasks[stage.name][task.id] = worker.name
         version = step.step if stage.name in ("publish", "checkpoint", "evaluate") else step.step - 1
+        if stage.name in ("prompts", "rollout"):
+            version = max(0, self.plan.oldest_version(step.step))
         self._emit(StartTask(task=task.id, stage=stage.name, step=step.step, worker=worker.name, version=version))
         self._set_timer(f"task:{task.id}", self.plan.stage_s)
 
-    def _forget_task(self, task: _Task) -> None:
+    def _forget_task(self, task: Task) -> None:
         del self._tasks[task.id]
-        self._ending.discard(task.id)
         self.steps[task.step].tasks.get(task.stage, {}).pop(task.id, None)
         self._clear_timer(f"task:{task.id}")
 

@@ -1,10 +1,11 @@
 """The step as a DAG of stages, and how far each step has come.
 
-An edge of lag 1 leads from the same stage of the step before. `batch` and `record` are writes to the queue's index,
-the others are stage tasks. Checkpoints come last, when the step's metric row is durable: then a run that is resumed
-from checkpoint N always has the rows up to N.
+An edge of lag n leads from a stage of the step n before. `batch` and `record` are writes to the queue's index, the
+others are stage tasks. Checkpoints come last, when the step's metric row is durable: then a run that is resumed from
+checkpoint N always has the rows up to N.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -39,55 +40,63 @@ class Stage:
     everywhere: bool = False
 
 
-STAGES: tuple[Stage, ...] = (
-    Stage(
-        name="prompts",
-        role=Role.ROLLOUT,
-        path="stages.prompts:prompts",
-        after=(After(stage="publish", lag=1),),
-    ),
-    Stage(
-        name="rollout",
-        role=Role.ROLLOUT,
-        path="stages.rollout:rollout",
-        after=(After(stage="prompts"), After(stage="publish", lag=1), After(stage="evaluate", lag=1)),
-        everywhere=True,
-    ),
-    Stage(
-        name="reward", role=Role.REWARD, path="stages.reward:reward", after=(After(stage="rollout"),), everywhere=True
-    ),
-    Stage(name="batch", role=None, after=(After(stage="reward"),)),
-    Stage(
-        name="train",
-        role=Role.TRAIN,
-        path="stages.train:train",
-        after=(
-            After(stage="batch"),
-            After(stage="train", lag=1),
-            After(stage="publish", lag=1),
-            After(stage="checkpoint", lag=1),
+def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage, ...]:
+    """The stages of one step, each after those that it waits for.
+
+    The sequences of step s are generated from version s - 1 - `staleness` on. `is_streaming`: each goes to the judge as
+    soon as it is generated; else stages of one role never overlap, neither with the evaluation of an older version.
+    """
+    oldest = 1 + staleness
+    before_rollout = After(stage="publish", lag=oldest)
+    alone = () if is_streaming else (After(stage="evaluate", lag=oldest),)
+    return (
+        Stage(name="prompts", role=Role.ROLLOUT, path="stages.prompts:prompts", after=(before_rollout, *alone)),
+        Stage(
+            name="rollout",
+            role=Role.ROLLOUT,
+            path="stages.rollout:rollout",
+            after=(After(stage="prompts"), before_rollout, *alone),
+            everywhere=True,
         ),
-    ),
-    Stage(
-        name="publish",
-        role=Role.TRAIN,
-        path="stages.train:publish",
-        after=(After(stage="train"), After(stage="evaluate", lag=1)),  # else the version would go while it is evaluated
-    ),
-    Stage(name="evaluate", role=Role.ROLLOUT, path="stages.evaluate:evaluate", after=(After(stage="publish"),)),
-    Stage(name="record", role=None, after=(After(stage="publish"), After(stage="evaluate"))),
-    Stage(
-        name="checkpoint",
-        role=Role.TRAIN,
-        path="stages.train:checkpoint",
-        after=(After(stage="record"), After(stage="train")),
-    ),
-)
+        Stage(
+            name="reward",
+            role=Role.REWARD,
+            path="stages.reward:reward",
+            after=(After(stage="rollout", edge=Edge.STREAM if is_streaming else Edge.BARRIER),),
+            everywhere=True,
+        ),
+        Stage(name="batch", role=None, after=(After(stage="rollout"), After(stage="reward"))),
+        Stage(
+            name="train",
+            role=Role.TRAIN,
+            path="stages.train:train",
+            after=(
+                After(stage="batch"),
+                After(stage="train", lag=1),
+                After(stage="publish", lag=1),
+                After(stage="checkpoint", lag=1),
+            ),
+        ),
+        Stage(
+            name="publish",
+            role=Role.TRAIN,
+            path="stages.train:publish",
+            # the version before would go while it is evaluated
+            after=(After(stage="train"), After(stage="evaluate", lag=1)),
+        ),
+        Stage(name="evaluate", role=Role.ROLLOUT, path="stages.evaluate:evaluate", after=(After(stage="publish"),)),
+        Stage(name="record", role=None, after=(After(stage="publish"), After(stage="evaluate"))),
+        Stage(
+            name="checkpoint",
+            role=Role.TRAIN,
+            path="stages.train:checkpoint",
+            after=(After(stage="record"), After(stage="train")),
+        ),
+    )
 
 
-def step_graph() -> tuple[Stage, ...]:
-    """The stages of one step, each after those that it waits for."""
-    return STAGES
+STAGES = step_graph()
+"""For those who ask only for names, roles and paths: no plan changes these."""
 
 
 class Progress(StrEnum):
@@ -138,22 +147,29 @@ class StepProgress:
         self.tasks.pop(stage)
         self.ended[stage] = now
 
-    def spans(self) -> list[tuple[str, float, float]]:
-        """Stage, begin and end, of each stage that has ended."""
-        return [(stage, self.started[stage], end) for stage, end in self.ended.items()]
+    def spans(self, now: float) -> list[tuple[str, float, float]]:
+        """Stage, begin and end, of each stage that has begun; `now` for one that has not ended."""
+        return [(stage, start, self.ended.get(stage, now)) for stage, start in self.started.items()]
 
 
-_WAITS_FOR = {
-    stage.name: (
-        tuple(after.stage for after in stage.after if not after.lag),
-        tuple(after.stage for after in stage.after if after.lag),
-    )
-    for stage in STAGES
-}
-"""Of each stage: the stages of its own step, and those of the step before. Asked for after every event."""
+class Graph:
+    """Answers, after every event, what may begin."""
 
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages = stages
+        self._waits_for = {
+            stage.name: tuple((after.stage, after.lag, after.edge is Edge.STREAM) for after in stage.after)
+            for stage in stages
+        }
 
-def is_ready(stage: Stage, this: StepProgress, before: StepProgress) -> bool:
-    """All stages that it waits for are over, in this step and in the one before."""
-    own, lagged = _WAITS_FOR[stage.name]
-    return all(map(this.is_over, own)) and all(map(before.is_over, lagged))
+    def is_ready(self, stage: str, step: int, steps: Mapping[int, StepProgress]) -> bool:
+        """All stages that it waits for are over, or where each sequence goes on by itself, have begun. A step that is
+        not among `steps` is closed."""
+        for name, lag, is_stream in self._waits_for[stage]:
+            found = steps.get(step - lag)
+            if found is None:
+                continue
+            progress = found.stages[name]
+            if progress is Progress.PENDING or (progress is Progress.RUNNING and not is_stream):
+                return False
+        return True

@@ -6,6 +6,14 @@ from pipeline.core.events import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartNode:
+    """Start the lost node's agent again, after the end of all that is left of the old one. Ends in NodeJoined, or in
+    NodeLost."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
     """Ends in WorkerReady or WorkerDied. `version`: the weights it starts from."""
 
@@ -90,10 +98,12 @@ class SealVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadVersion:
-    """Ends in VersionLoaded or UpdateFailed."""
+    """Ends in VersionLoaded or UpdateFailed. What runs there is aborted first (and ends in SegmentClosed with finish
+    ABORT); `keep_kv`: it goes on, with the caches that it has."""
 
     worker: str
     version: int
+    keep_kv: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +130,8 @@ class EndRun:
 
 
 Decision = (
-    StartWorker
+    StartNode
+    | StartWorker
     | FenceReplica
     | StartTask
     | EndTask

@@ -81,12 +81,17 @@ class RunRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
+    """The node can be given workers; its memory holds `version` of the policy."""
+
     node: str
     num_slots: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
+    """Nothing that ran on the node runs any more, or may speak again."""
+
     node: str
     reason: str
 

@@ -6,6 +6,7 @@ A binding (role, replica, node, slots) is planned here first; the agents' report
 at most one binding.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,17 +31,21 @@ class WorkerChange(StrEnum):
     ASKED = "asked"
     LOADED = "loaded"
     REFUSED = "refused"
+    EXPIRED = "expired"
     DIED = "died"
 
 
 LIFE: Mapping[tuple[WorkerState, WorkerChange], WorkerState] = {
     (WorkerState.PLANNED, WorkerChange.STARTED): WorkerState.STARTING,
     (WorkerState.STARTING, WorkerChange.REPORTED): WorkerState.READY,
+    (WorkerState.STARTING, WorkerChange.EXPIRED): WorkerState.FENCED,
     (WorkerState.STARTING, WorkerChange.DIED): WorkerState.DEAD,
     (WorkerState.READY, WorkerChange.ASKED): WorkerState.LOADING,
+    (WorkerState.READY, WorkerChange.EXPIRED): WorkerState.FENCED,
     (WorkerState.READY, WorkerChange.DIED): WorkerState.DEAD,
     (WorkerState.LOADING, WorkerChange.LOADED): WorkerState.READY,
     (WorkerState.LOADING, WorkerChange.REFUSED): WorkerState.FENCED,
+    (WorkerState.LOADING, WorkerChange.EXPIRED): WorkerState.FENCED,
     (WorkerState.LOADING, WorkerChange.DIED): WorkerState.DEAD,
     (WorkerState.FENCED, WorkerChange.DIED): WorkerState.DEAD,
     (WorkerState.DEAD, WorkerChange.STARTED): WorkerState.STARTING,
@@ -50,9 +55,10 @@ LIFE: Mapping[tuple[WorkerState, WorkerChange], WorkerState] = {
 
 @dataclass(slots=True)
 class Worker:
-    """One replica's binding and its life. `deaths` counts those since the last progress of the run.
+    """One replica's binding and its life. `deaths` counts those of its own, since the last progress
+    of the run.
 
-    `version` is what it serves, `asked` what it was last asked to load.
+    `version` is what it serves, `asked` what it was last asked to load; `fault`: why it was fenced.
     """
 
     name: str
@@ -63,12 +69,13 @@ class Worker:
     version: int = 0
     asked: int = -1
     deaths: int = 0
+    fault: str = ""
 
     def start(self, version: int) -> None:
         """A new process is started; it will serve `version`."""
         moved = self._move(WorkerChange.STARTED)
         assert moved, self
-        self.version = version
+        self.version, self.fault = version, ""
 
     def report(self, version: int) -> bool:
         """It can be given work. False, and nothing changes, if it is not expected to report."""
@@ -89,16 +96,23 @@ class Worker:
         self.version = version
         return True
 
-    def refuse(self, version: int) -> bool:
+    def refuse(self, version: int, reason: str) -> bool:
         """It could not load the version, and gets no work any more. False if it was not asked for this one."""
-        return version == self.asked and self._move(WorkerChange.REFUSED)
+        if version != self.asked or not self._move(WorkerChange.REFUSED):
+            return False
+        self.fault = reason
+        return True
+
+    def expire(self, reason: str) -> bool:
+        """A limit of it or of its work ran out: it gets no work any more. False if it is fenced or dead already."""
+        if not self._move(WorkerChange.EXPIRED):
+            return False
+        self.fault = reason
+        return True
 
     def die(self) -> bool:
         """False if it has died before."""
-        if not self._move(WorkerChange.DIED):
-            return False
-        self.deaths += 1
-        return True
+        return self._move(WorkerChange.DIED)
 
     def _move(self, change: WorkerChange) -> bool:
         after = LIFE.get((self.state, change))
@@ -119,11 +133,23 @@ class Replicas:
 
 @dataclass(slots=True)
 class Fleet:
+    """`nodes`: those that can be given workers, with their slots. `losses` counts those of each node since the last
+    progress of the run."""
+
     nodes: dict[str, int] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
 
-    def join(self, node: str, num_slots: int) -> None:
+    def join(self, node: str, num_slots: int) -> list[Worker]:
+        """Returns the dead workers that are bound there: they can be started again."""
         self.nodes[node] = num_slots
+        return [w for w in self.workers.values() if w.node == node and w.state is WorkerState.DEAD]
+
+    def lose(self, node: str) -> list[Worker]:
+        """Nothing can be started there. Returns the workers bound there, which keep their bindings."""
+        self.nodes.pop(node, None)
+        self.losses[node] += 1
+        return [w for w in self.workers.values() if w.node == node]
 
     def free_slots(self, node: str) -> list[int]:
         taken = {s for w in self.workers.values() if w.node == node for s in w.slots}
@@ -159,7 +185,8 @@ class Fleet:
         return self._of(role, WorkerState.LOADING)
 
     def progress(self) -> None:
-        """The run got further: deaths before this do not count any more."""
+        """The run got further: deaths and losses before this do not count any more."""
+        self.losses.clear()
         for worker in self.workers.values():
             worker.deaths = 0
 

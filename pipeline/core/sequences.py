@@ -7,8 +7,8 @@ Invariants: a sequence is in one place; its turn only grows; its tokens only gro
 never decrease.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -90,7 +90,11 @@ RESTORED_TO = {
 
 @dataclass(slots=True)
 class Sequence:
-    """`task` owns it while it is RUNNING; `turn` counts its dispatches in this attempt."""
+    """`task` owns it while it is RUNNING; `turn` counts its dispatches in this attempt.
+
+    What a task put and could not report before it died is not known here: `num_tokens` and `num_segments` may be too
+    small, and `max_version` is only known to be no older than that (`suspect`).
+    """
 
     id: str
     step: int
@@ -122,6 +126,7 @@ class Sequences:
     def __init__(self) -> None:
         self._by_id: dict[str, Sequence] = {}
         self._by_step: dict[int, list[str]] = {}
+        self._num_running: Counter[str] = Counter()  # by task
         self.waiting: dict[Place, deque[str]] = {place: deque() for place in WAITING.values()}
 
     def __getitem__(self, seq_id: str) -> Sequence:
@@ -134,8 +139,8 @@ class Sequences:
         """In submission order."""
         return [self._by_id[i] for i in self._by_step.get(step, ())]
 
-    def running_on(self, task: str) -> Iterator[Sequence]:
-        return (s for s in self._by_id.values() if s.task == task)
+    def num_running(self, task: str) -> int:
+        return self._num_running[task]
 
     def admit(self, step: int, ids: Iterable[str]) -> None:
         """Known ids are left as they are: admission is repeated after a crash."""
@@ -168,6 +173,7 @@ class Sequences:
         seq = self._by_id[seq_id]
         self._must_move(seq, SequenceChange.DISPATCHED)
         seq.task, seq.turn = task, seq.turn + 1
+        self._num_running[task] += 1
         return seq.turn
 
     def close(self, task: str, segment: SegmentInfo) -> bool:
@@ -196,8 +202,18 @@ class Sequences:
 
     def release(self, task: str) -> None:
         """The task is gone: what it ran waits again, in front, in submission order."""
-        for seq in sorted(self.running_on(task), key=lambda s: s.id, reverse=True):
-            self._must_move(seq, SequenceChange.RELEASED)
+        if self._num_running[task]:
+            for seq in sorted((s for s in self._by_id.values() if s.task == task), key=lambda s: s.id, reverse=True):
+                self._must_move(seq, SequenceChange.RELEASED)
+        del self._num_running[task]
+
+    def suspect(self, version: int) -> None:
+        """What was lost may have put segments of versions up to this one, and not said so: those who were dispatched
+        before go on under no older one."""
+        for seq_id in self.waiting[WAITING[Role.ROLLOUT]]:
+            seq = self._by_id[seq_id]
+            if seq.turn:
+                seq.max_version = max(version, seq.max_version or 0)
 
     def batch(self, step: int, ids: Iterable[str], dropped: Iterable[tuple[str, str]]) -> None:
         for seq_id in ids:
@@ -244,7 +260,8 @@ class Sequences:
         if after in self.waiting:
             queue = self.waiting[after]
             (queue.append if change is SequenceChange.GENERATED else queue.appendleft)(seq.id)
-        if after.state is not SequenceState.RUNNING:
+        if seq.task and after.state is not SequenceState.RUNNING:
+            self._num_running[seq.task] -= 1
             seq.task = ""
         return True
 

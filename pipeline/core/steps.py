@@ -1,8 +1,8 @@
-"""Which steps are open: begun one after the other, trained again when the trainer was lost, ended by a stop."""
+"""Which steps are open: begun as early as staleness allows, trained again when weights are lost, ended by a stop."""
 
 from dataclasses import dataclass
 
-from pipeline.core.dag import Progress, StepProgress
+from pipeline.core.dag import Graph, Progress, StepProgress, step_graph
 from pipeline.core.events import RunRestored
 from pipeline.core.fleet import Replicas
 
@@ -20,6 +20,13 @@ class RunPlan:
     restarts: int
     stage_s: float
     engine_start_s: float
+    staleness: int = 0
+    is_streaming: bool = False
+    keep_kv: bool = False
+
+    def oldest_version(self, step: int) -> int:
+        """No token of `step` is older than this version."""
+        return step - 1 - self.staleness
 
     def skipped(self, step: int) -> set[str]:
         """Stages that are not due in `step`; the last step is always evaluated and saved."""
@@ -38,6 +45,7 @@ class Steps(dict[int, StepProgress]):
     def __init__(self, plan: RunPlan) -> None:
         super().__init__()
         self._plan = plan
+        self.graph = Graph(step_graph(plan.staleness, is_streaming=plan.is_streaming))
         self.stopping = ""
         """Why no new step is begun; empty while the run goes on."""
 
@@ -46,27 +54,31 @@ class Steps(dict[int, StepProgress]):
         first = self[event.version] = StepProgress.closed(event.version)
         if event.version == 0 and self._plan.evaluate_freq and 0 not in event.recorded:
             first.stages.update(evaluate=Progress.PENDING, record=Progress.PENDING)
+        newest = max((step.step for step in event.steps), default=event.version)
+        for number in range(event.version + 1, newest + 1):  # one of two that are begun at once may have left nothing
+            evaluated = {"evaluate"} if number in event.recorded else set()
+            self[number] = StepProgress.open(number, self._plan.skipped(number) | evaluated)
         for step in event.steps:
-            evaluated = {"evaluate"} if step.step in event.recorded else set()
-            progress = StepProgress.open(step.step, self._plan.skipped(step.step) | evaluated)
-            self[step.step] = progress
+            progress = self[step.step]
             if step.batched:
                 progress.stages.update(dict.fromkeys(("prompts", "rollout", "reward", "batch"), Progress.DONE))
             elif len(step.sequences) == self._plan.sequences_per_step:
                 progress.stages["prompts"] = Progress.DONE
 
-    def before(self, step: StepProgress) -> StepProgress:
-        return self.get(step.step - 1) or StepProgress.closed(step.step - 1)
+    def is_ready(self, stage: str, step: StepProgress) -> bool:
+        return self.graph.is_ready(stage, step.step, self)
 
     def open(self) -> list[StepProgress]:
         """Those on which there is something to do, ascending; when there are none, the run is over.
 
-        Begins the next one as soon as it may, and forgets those closed before the newest closed one.
+        Begins the next ones as soon as they may, and forgets those closed before the newest closed one.
         """
-        newest = max(self, default=self._plan.total_steps)
-        is_next_due = newest < self._plan.total_steps and not self.stopping
-        if is_next_due and self[newest].is_over("publish") and self[newest].is_over("evaluate"):
-            self[newest + 1] = StepProgress.open(newest + 1, self._plan.skipped(newest + 1))
+        following = max(self, default=self._plan.total_steps) + 1
+        while following <= self._plan.total_steps and not self.stopping:
+            if not self.graph.is_ready("prompts", following, self):
+                break
+            self[following] = StepProgress.open(following, self._plan.skipped(following))
+            following += 1
         closed: list[int] = []
         found: list[StepProgress] = []
         for number, step in self.items():
@@ -81,14 +93,21 @@ class Steps(dict[int, StepProgress]):
             return [step for step in found if not self._is_abandoned(step)] or self._unsaved()
         return found
 
-    def rewind(self, version: int) -> None:
-        """The trainer holds `version`: the recorded batches above it are trained again, those published stay so."""
-        trained = [s.step for s in self.values() if s.stages["train"] is Progress.DONE]
-        for number in range(version + 1, max(trained, default=version) + 1):
+    def rewind(self, version: int, *, unpublish: bool = False) -> None:
+        """The trainer holds `version`: the recorded batches above it are trained again. What is published stays so;
+        `unpublish`: that is lost too, and comes again with the training."""
+        begun = (Progress.RUNNING, Progress.DONE)
+        last = version
+        for step in self.values():
+            if step.stages["train"] is Progress.DONE or (unpublish and step.stages["publish"] in begun):
+                last = max(last, step.step)
+        for number in range(version + 1, last + 1):
             step = self.setdefault(number, StepProgress.closed(number, self._plan.skipped(number)))
             for stage in ("train", "checkpoint"):
                 if step.stages[stage] is Progress.DONE:
                     step.stages[stage] = Progress.PENDING
+            if unpublish and step.stages["publish"] in begun:
+                step.stages["publish"] = Progress.PENDING
         ascending = sorted(self.items())
         self.clear()
         self.update(ascending)
@@ -100,10 +119,11 @@ class Steps(dict[int, StepProgress]):
     def window(self, step: int) -> tuple[list[tuple[str, float, float]], float, float]:
         """The spans of what ran since the step before was recorded, and the begin and end of that time."""
         this, before = self[step], self.get(step - 1)
-        spans = this.spans() + (before.spans() if before else [])
         ended = this.started["record"]
-        began = (before.started if before else {}).get("record") or min(s for _, s, _ in this.spans())
-        return spans, began, ended
+        own = this.spans(ended)
+        began = (before.started if before else {}).get("record") or min(start for _, start, _ in own)
+        others = (span for other in self.values() if other is not this for span in other.spans(ended))
+        return [*own, *others], began, ended
 
     def _is_abandoned(self, step: StepProgress) -> bool:
         """Once the run stops, only what was begun to train is brought to its end, with all that goes before it: a

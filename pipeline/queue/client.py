@@ -58,6 +58,7 @@ class QueueClient:
         self._connection: fl.FlightClient | None = None
         self._lock = threading.Lock()  # of _connection
         self._calls = ProvenCalls(secret)
+        self._has_given_up = threading.Event()
 
     def admit(self, rows: Sequence[PromptRow]) -> None:
         """Store new sequences. Repeating is no error; another prompt under a known id is a ValueError."""
@@ -138,6 +139,24 @@ class QueueClient:
         counts: dict[str, int] = self._act("stats")
         return counts
 
+    def give_up(self) -> None:
+        """Wait for the server no more: calls that it does not answer, also those under way, fail at once."""
+        self._has_given_up.set()
+
+    def ping(self, timeout_s: float) -> bool:
+        """Whether the server takes calls and commits them. One try, however it ends."""
+        options = fl.FlightCallOptions(timeout=timeout_s)
+        connection = None
+        try:
+            connection = self._connected(options)
+            list(connection.do_action(fl.Action("ping", self._command()), options))
+            if self._calls.is_proven():
+                return True
+        except (*_LOST, PermissionError):
+            pass
+        self._forget(connection)
+        return False
+
     def close(self) -> None:
         """Drop the connection; a later call makes a new one."""
         with self._lock:
@@ -200,12 +219,12 @@ class QueueClient:
                     if told is not None:
                         raise told from None
                 self._forget(connection)
-                if time.monotonic() + pause_s > deadline:
+                if time.monotonic() + pause_s > deadline or self._has_given_up.is_set():
                     raise QueueUnavailable(
                         f"the queue server at {self.endpoint} did not answer `{what}` within {self._deadline_s:g} s:"
                         f" {type(error).__name__}: {error}"
                     ) from error
-            time.sleep(pause_s)
+            self._has_given_up.wait(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def _connected(self, options: fl.FlightCallOptions) -> fl.FlightClient:

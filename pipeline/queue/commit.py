@@ -1,7 +1,6 @@
 """Group commit: many calls, one fdatasync and one COMMIT."""
 
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,7 +9,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from pipeline.disk import EXIT_FULL, is_full_error
 from pipeline.kill_points import kill_point
+from pipeline.processes import say
 from pipeline.queue.index import Index
 from pipeline.queue.segments import SegmentFiles
 
@@ -59,11 +60,10 @@ class GroupCommit:
             group = self._next_group()
             try:
                 results = self._perform(group)
-            except BaseException:
+            except BaseException as error:
                 # What is durable is unknown after a failed sync or COMMIT, so this server may answer nothing more.
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
+                say(traceback.format_exc())
+                os._exit(EXIT_FULL if is_full_error(error) else 1)
             kill_point("queue.before_reply")
             for call, result in zip(group, results, strict=True):
                 if isinstance(result, Exception):
@@ -86,6 +86,8 @@ class GroupCommit:
                 with self._index.part():
                     results.append(call.work())
             except Exception as error:
+                if is_full_error(error):
+                    raise  # no caller's fault, and nothing that could be tried again
                 results.append(error)
         self._files.sync()
         kill_point("queue.before_commit")

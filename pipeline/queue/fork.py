@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pipeline.core.errors import RunError
-from pipeline.queue.index import SCHEMA
+from pipeline.queue.index import SCHEMA, add_new_columns
 
 _LOCK_BYTES = (510, 0x40000002)
 """Length and place of SQLite's lock on a database that is in use; whoever holds the index holds all of it."""
@@ -76,6 +76,7 @@ def _copied(queue: Path, target: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(target / "index.db")) as db:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.executescript(SCHEMA)
+        add_new_columns(db)
         yield db
 
 

@@ -26,12 +26,20 @@ CREATE INDEX IF NOT EXISTS seq_of_step ON seq(step, prompt_no, member);
 CREATE TABLE IF NOT EXISTS seg(
     seq_id TEXT NOT NULL, idx INTEGER NOT NULL, attempt INTEGER NOT NULL, turn INTEGER NOT NULL,
     version INTEGER NOT NULL, replica TEXT NOT NULL, num_tokens INTEGER NOT NULL, finish TEXT NOT NULL,
-    block INTEGER NOT NULL, row INTEGER NOT NULL, PRIMARY KEY(seq_id, idx)) WITHOUT ROWID;
+    block INTEGER NOT NULL, row INTEGER NOT NULL,
+    kv_version INTEGER,  -- NULL: version
+    PRIMARY KEY(seq_id, idx)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batch(
     step INTEGER PRIMARY KEY, ids TEXT NOT NULL, state TEXT NOT NULL,  -- ids: JSON, in the order of training
     parts TEXT NOT NULL);  -- JSON: what was measured of the step before it was recorded
 CREATE TABLE IF NOT EXISTS step(step INTEGER PRIMARY KEY, row TEXT NOT NULL);  -- row: JSON
 """
+
+
+def add_new_columns(db: sqlite3.Connection) -> None:
+    """To the tables of an index that was made before they existed."""
+    if "kv_version" not in {column for _, column, *_ in db.execute("PRAGMA table_info(seg)")}:
+        db.execute("ALTER TABLE seg ADD COLUMN kv_version INTEGER")
 
 
 class Index:
@@ -59,6 +67,7 @@ class Index:
         if attempt < highest:
             raise Fenced(f"attempt {attempt} may not serve a queue that attempt {highest} has served")
         self._db.executescript(f"BEGIN EXCLUSIVE; PRAGMA user_version = {attempt}; {SCHEMA} COMMIT;")
+        add_new_columns(self._db)
 
     def begin(self, synced: bool) -> None:
         """`synced`: its COMMIT survives the machine; else only the death of this process."""

@@ -24,6 +24,7 @@ class Place(NamedTuple):
 class StoredSegment(NamedTuple):
     place: Place
     version: int
+    kv_version: int
     num_tokens: int
     finish: str
 
@@ -52,7 +53,7 @@ def find(index: Index, ids: Sequence[str]) -> list[StoredSequence]:
         unknown = [ids[at] for at in sorted(set(range(len(ids))) - {row[0] for row in rows})]
         raise ValueError(f"{len(unknown)} unknown sequences: {', '.join(unknown[:5])}")
     segments = index.fetch(
-        "SELECT key, block, row, version, num_tokens, finish"
+        "SELECT key, block, row, version, coalesce(kv_version, version), num_tokens, finish"
         " FROM json_each(?) CROSS JOIN seg ON seq_id = value ORDER BY key, idx",
         wanted,
     )
@@ -102,6 +103,7 @@ def assemble(sequences: Sequence[StoredSequence], read: Read) -> pa.Table:
         "state": [s.state for s in sequences],
         "reason": [s.reason for s in sequences],
         "segment_versions": [[segment.version for segment in s.segments] for s in sequences],
+        "segment_kv_versions": [[segment.kv_version for segment in s.segments] for s in sequences],
         "segment_lengths": [[segment.num_tokens for segment in s.segments] for s in sequences],
         "finish": [s.segments[-1].finish if s.segments else "" for s in sequences],
         "score": [s.score for s in sequences],

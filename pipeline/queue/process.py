@@ -1,22 +1,25 @@
-"""The queue server's process, as the controller holds it: started, and started again on its port when it dies."""
+"""The queue server's process, as the controller holds it: started, watched, and started again on its port."""
 
 import asyncio
 import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from pipeline.core.errors import RunError
+from pipeline.disk import EXIT_FULL
 from pipeline.processes import (
     SHIELD,
+    beat_period_s,
     describe_exit,
     dying_with,
     log_tail,
     python_command,
     python_environment,
+    say,
     when_ended,
 )
 from pipeline.run_folder import RunFolder, read_json
@@ -25,14 +28,19 @@ _POLL_S = 0.005
 
 
 class QueueProcess:
-    """`on_failure` hears why if the server ends before it ever served; afterwards it is started again instead."""
+    """Make it inside the running loop. `failure` is set, and says why, if the server cannot go on: it ended before it
+    ever served, the disk is full, or it ended more than `restarts` times without progress in between. After any other
+    end it is started again."""
 
-    def __init__(self, run: RunFolder, attempt: int, on_failure: Callable[[str], None]) -> None:
-        self._run, self._attempt, self._on_failure = run, attempt, on_failure
+    def __init__(self, run: RunFolder, attempt: int, restarts: int) -> None:
+        self._run, self._attempt, self._restarts = run, attempt, restarts
+        self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._endpoint_file = run.secrets / f"queue-{attempt}.json"
         self._log = run.logs(attempt) / "queue.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_wanted = True
+        self._num_deaths = 0
+        self._why_killed = ""
 
     def make_key(self) -> bytes:
         """The run's queue secret, made once."""
@@ -44,7 +52,7 @@ class QueueProcess:
         return path.read_bytes()
 
     def start(self, port: int = 0) -> None:
-        """It dies with this process. Call from the main thread, inside the running loop."""
+        """It dies with this process. Call from the main thread."""
         args = (str(self._run.path), str(self._attempt), "--port", str(port), "--parent", str(os.getpid()))
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
@@ -67,21 +75,53 @@ class QueueProcess:
             await asyncio.sleep(_POLL_S)
         raise RunError(f"the queue server did not start within {timeout_s:g} s\n{log_tail(self._log)}")
 
+    async def watch(self, ping: Callable[[float], bool], heartbeat_s: float, start_s: float) -> NoReturn:
+        """Kill the server when it does not answer: it is stopped, or stuck. Endless.
+
+        `ping(timeout_s)` tries once, in a thread. A server may be silent for `heartbeat_s`, one that was just started
+        for `start_s`.
+        """
+        watched, answered, limit_s, name = self._process, time.monotonic(), heartbeat_s, "limits.heartbeat_s"
+        while True:
+            if self._process is not watched:
+                watched, answered, limit_s, name = self._process, time.monotonic(), start_s, "limits.request_s"
+            if await asyncio.to_thread(ping, heartbeat_s):
+                answered, limit_s, name = time.monotonic(), heartbeat_s, "limits.heartbeat_s"
+            elif self._process is watched and time.monotonic() - answered >= limit_s and watched is not None:
+                self._why_killed = f"it did not answer for {time.monotonic() - answered:.1f} s ({name})"
+                watched.kill()
+            await asyncio.sleep(beat_period_s(heartbeat_s))
+
+    def progress(self) -> None:
+        """The run got further: ends before this do not count any more."""
+        self._num_deaths = 0
+
     def stop(self) -> None:
         """What it acknowledged is durable, so it need not be asked."""
         self._is_wanted = False
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+        for file in self._run.secrets.glob("queue-*.json"):  # those of killed attempts too
+            file.unlink(missing_ok=True)
 
     def _ended(self, returncode: int) -> None:
-        if not self._is_wanted:
+        if not self._is_wanted or self.failure.done():
             return
+        self._num_deaths += 1
+        how, self._why_killed = self._why_killed or describe_exit(returncode), ""
         found = read_json(self._endpoint_file)
-        if found is None:
-            self._on_failure(
-                f"the queue server ended before it served ({describe_exit(returncode)})\n{log_tail(self._log)}"
-            )
-            return
-        print(f"the queue server ended ({describe_exit(returncode)}) and is started again", file=sys.stderr, flush=True)
-        self.start(int(found["endpoint"].rpartition(":")[2]))
+        if returncode == EXIT_FULL:
+            reason = f"the queue server could not write to {self._run.queue}: {os.strerror(EXIT_FULL)}"
+        elif found is None:
+            reason = f"the queue server ended before it served ({how})"
+        elif self._num_deaths > self._restarts:
+            reason = f"the queue server ended {self._num_deaths} times without progress ({how})"
+        else:
+            say(f"the queue server ended ({how}) and is started again")
+            try:
+                self.start(int(found["endpoint"].rpartition(":")[2]))
+                return
+            except OSError as error:
+                reason = f"the queue server ended ({how}) and cannot be started again: {error}"
+        self.failure.set_result(f"{reason}\n{log_tail(self._log)}")

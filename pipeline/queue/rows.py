@@ -66,9 +66,11 @@ def to_batch(rows: Sequence[PromptRow | SegmentRow | VerdictRow], schema: pa.Sch
 def to_sequences(table: pa.Table) -> list[SequenceRow]:
     """The rows of a table of schema SEQUENCES."""
     columns = {name: _values(table.column(name)) for name in SEQUENCES.names}
-    versions, lengths = columns.pop("segment_versions"), columns.pop("segment_lengths")
+    lengths = columns.pop("segment_lengths")
     columns["num_segments"] = [len(of) for of in lengths]
-    columns["versions"] = [_spread(*pair) for pair in zip(versions, lengths, strict=True)]
+    for name in ("versions", "kv_versions"):
+        of_segments = columns.pop(f"segment_{name}")
+        columns[name] = [_spread(*pair) for pair in zip(of_segments, lengths, strict=True)]
     return [SequenceRow(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class State(StrEnum):
@@ -61,6 +61,7 @@ SEGMENTS = pa.schema(
         _field("tokens", _INTS),
         _field("logprobs", _FLOATS),  # of the distribution sampled from, one per token
         _field("version", pa.int64()),
+        _field("kv_version", pa.int64(), nullable=True),  # null: `version`
         _field("replica", pa.string()),
         _field("finish", pa.string()),  # events.Finish
     ],
@@ -87,6 +88,7 @@ SEQUENCES = pa.schema(
         _field("tokens", _INTS),
         _field("logprobs", _FLOATS),
         _field("segment_versions", _LONGS),  # of each segment: a version per token would double what travels
+        _field("segment_kv_versions", _LONGS),
         _field("segment_lengths", _INTS),  # in tokens
         _field("finish", pa.string()),  # of the last segment; "" if none
         _field("score", pa.float32(), nullable=True),
@@ -111,12 +113,15 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRow:
+    """`version` made the tokens, from caches of which the oldest part is of `kv_version` (None: all of `version`)."""
+
     id: str
     idx: int
     turn: int
     tokens: list[int]
     logprobs: list[float]
     version: int
+    kv_version: int | None = None
     replica: str
     finish: str
 
@@ -135,7 +140,8 @@ class VerdictRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRow:
-    """A sequence with all that is known of it."""
+    """A sequence with all that is known of it. Of each token: `versions` made it, `kv_versions` is the oldest one that
+    a cache it was made from is of; they differ only where caches were kept while weights changed."""
 
     id: str
     step: int
@@ -150,6 +156,7 @@ class SequenceRow:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kv_versions: list[int] = field(default_factory=list)
     num_segments: int = 0
     finish: str = ""
     score: float | None = None

@@ -108,18 +108,21 @@ def claim(index: Index, attempt: int, ids: Sequence[str], turns: Sequence[int], 
 def put_segments(index: Index, files: SegmentFiles, attempt: int, batch: pa.RecordBatch) -> None:
     """Append segments to the sequences that (attempt, turn) owns; a final one makes its sequence GENERATED.
 
-    Raises NotOwner, or ValueError (unequal lengths of tokens and logprobs, wrong idx, state or finish); then nothing
+    Raises NotOwner, or ValueError (unequal lengths of tokens and logprobs, wrong idx, state, finish or version of the
+    caches); then nothing
     of the put is stored. A segment that is there already, of the same turn and content length, is no error.
     """
     num_tokens, num_logprobs = (_lengths(batch.column(name)) for name in ("tokens", "logprobs"))
-    names = ("id", "idx", "turn", "version", "replica", "finish")
+    names = ("id", "idx", "turn", "version", "kv_version", "replica", "finish")
     rows = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
     entries = _entries(index, list({row[0] for row in rows}))
     new: list[tuple[Any, ...]] = []
-    for at, (id, idx, turn, version, replica, finish) in enumerate(rows):
+    for at, (id, idx, turn, version, kv_version, replica, finish) in enumerate(rows):
+        if kv_version is not None and kv_version > version:
+            raise ValueError(f"{id} segment {idx}: of version {version}, from caches of version {kv_version}")
         if num_tokens[at] != num_logprobs[at]:
             raise ValueError(f"{id} segment {idx}: {num_tokens[at]} tokens, {num_logprobs[at]} logprobs")
-        entry, segment = entries[id], (attempt, turn, version, replica, num_tokens[at], Finish(finish))
+        entry, segment = entries[id], (attempt, turn, version, kv_version, replica, num_tokens[at], Finish(finish))
         if idx < entry.num_segments and _segment(index, id, idx) == [segment]:
             continue
         entry.require_owner(attempt, turn)
@@ -133,13 +136,13 @@ def put_segments(index: Index, files: SegmentFiles, attempt: int, batch: pa.Reco
         return
     block = index.add_block(files.append(batch))
     index.write_each(
-        "INSERT INTO seg(seq_id, idx, attempt, turn, version, replica, num_tokens, finish, row, block)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO seg(seq_id, idx, attempt, turn, version, kv_version, replica, num_tokens, finish, row, block)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(*row, block) for row in new],
     )
     index.write_each(
         "UPDATE seq SET state = ? WHERE id = ?",
-        [(State.GENERATED, row[0]) for row in new if row[7] in _FINAL],
+        [(State.GENERATED, row[0]) for row in new if row[8] in _FINAL],
     )
 
 
@@ -173,7 +176,7 @@ def _lengths(lists: pa.ListArray) -> list[int]:
 
 
 def _segment(index: Index, id: str, idx: int) -> list[Any]:
-    sql = "SELECT attempt, turn, version, replica, num_tokens, finish FROM seg WHERE seq_id = ? AND idx = ?"
+    sql = "SELECT attempt, turn, version, kv_version, replica, num_tokens, finish FROM seg WHERE seq_id = ? AND idx = ?"
     return index.fetch(sql, id, idx)
 
 

@@ -2,7 +2,8 @@
 
 It lives exactly as long as its parent, the controller, and ends by SIGKILL: what it acknowledged is durable at any
 moment, so it ignores the signals that reach a whole process group. Once it serves, `secrets/queue-<attempt>.json`
-says where. A restarted server (same attempt, same port) goes on from what is committed.
+says where. A restarted server (same attempt, same port) goes on from what is committed. Where the disk is full it ends
+with a code of its own and answers nothing more: what was not acknowledged is not in the queue.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import Fenced
-from pipeline.processes import die_with_parent
+from pipeline.disk import EXIT_FULL, is_full_error
+from pipeline.processes import die_with_parent, say
 from pipeline.run_folder import RunFolder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -36,7 +38,13 @@ def main() -> None:
     args = parser.parse_args()
     die_with_parent(signal.SIGKILL, args.parent)
     os.umask(0o077)
-    serve(RunFolder(args.run_folder), args.attempt, args.port)
+    try:
+        serve(RunFolder(args.run_folder), args.attempt, args.port)
+    except Exception as error:
+        if not is_full_error(error):
+            raise
+        say(f"queue server: {error}")
+        sys.exit(EXIT_FULL)
 
 
 def serve(run: RunFolder, attempt: int, port: int, index_wait_s: float = INDEX_WAIT_S) -> None:

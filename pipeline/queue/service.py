@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from pipeline.core.errors import Fenced
+from pipeline.processes import say
 from pipeline.queue import payload, sequences, steps
 from pipeline.queue.channel import ERRORS, AnswerProofs, ServerHandshake, told
 from pipeline.queue.commit import GroupCommit
@@ -87,6 +88,7 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
             "step_rows": lambda: steps.step_rows(self._index, call["above"]),
             "restore": lambda: steps.restore(self._index, call["version"], call["strict"]),
             "stats": self._stats,
+            "ping": lambda: True,
         }
         return known[name]()
 
@@ -112,7 +114,7 @@ def _errors_told() -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, tuple(ERRORS.values())):
-            traceback.print_exc()
+            say(traceback.format_exc())
         raise told(error) from None
 
 

@@ -36,9 +36,13 @@ class Output:
     """New tokens of one request since its last output. `finish`: "" while it goes on, else stop, length or abort.
 
     `logprobs` are those of the distribution sampled from (after temperature), one per token, [] if not asked for.
+    `version` is that of the weights which made the tokens; without tokens, the engine's. `kv_version` is a bound: no
+    cache that they were made from is of an older version than that (None: all are of `version`).
     """
 
     id: str
+    version: int
+    kv_version: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str = ""
@@ -67,12 +71,14 @@ class Engine(Protocol):
         """Stop these requests (None: all), wherever they are. One final output (finish "abort") for each,
         with any tokens not yet returned by `step`; unknown ids are ignored."""
 
-    def load(self, reader: Reader, probe: Probe | None = None) -> None:
+    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
         """Take the version that `reader` holds, in place, and drop every cache that depends on old weights.
 
         Names, shapes and dtypes must match those of the current model exactly, else UpdateRefused is raised and
-        the old weights stay. No request may be unfinished. `probe`, if given, is checked afterwards: RuntimeError
-        says that the weights now served are not the trainer's.
+        the old weights stay. No request may be unfinished; with `keep_kv` they may, and go on with the caches that
+        they have. `probe`, if given, is checked afterwards, without a token for any other request: RuntimeError says
+        that the weights now served are not the trainer's. After any error, requests that are unfinished must be
+        aborted before the next step.
         """
 
     def counts(self) -> EngineCounts: ...

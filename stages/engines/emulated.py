@@ -62,6 +62,7 @@ class _Sequence:
     seed: int
     length: int  # tokens that this request would generate, the stop token among them
     script: list[int]  # what it says instead of the stream
+    kv_version: int = 0  # of the weights that were there when it was last admitted
     generated: list[int] = field(default_factory=list)
 
     @property
@@ -132,14 +133,15 @@ class EmulatedEngine:
 
     def abort(self, ids: Sequence[str] | None = None) -> list[Output]:
         present = [s.request.id for s in (*self._running, *self._waiting)]
-        aborted = present if ids is None else [id for id in present if id in set(ids)]
+        wanted = set(present if ids is None else ids)
+        aborted = [id for id in present if id in wanted]
         gone = set(aborted)
         self._running = [s for s in self._running if s.request.id not in gone]
         self._waiting = deque(s for s in self._waiting if s.request.id not in gone)
-        return [Output(id=id, finish="abort") for id in aborted]
+        return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
-    def load(self, reader: Reader, probe: Probe | None = None) -> None:
-        if self.has_unfinished():
+    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+        if self.has_unfinished() and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
         if any(f.kind == "refuse" and f.version == reader.version and _is_mine(f) for f in self._options.faults):
             raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
@@ -180,6 +182,7 @@ class EmulatedEngine:
                 break
             used, prefill = used + needed, prefill + needed - 1
             self._running.append(self._waiting.popleft())
+            self._running[-1].kv_version = self.version
         return prefill
 
     def _step_seconds(self, prefill: int) -> float:
@@ -203,7 +206,10 @@ class EmulatedEngine:
         elif count + 1 == request.max_tokens or sequence.context == self._max_model_len:
             finish = "length"
         logprobs = [stream.logprob_at(self.version, self._content, position, token)] if request.logprobs else []
-        return Output(id=request.id, tokens=[token], logprobs=logprobs, finish=finish)
+        kept = None if sequence.kv_version == self.version else sequence.kv_version
+        return Output(
+            id=request.id, version=self.version, kv_version=kept, tokens=[token], logprobs=logprobs, finish=finish
+        )
 
     def _fail_if_told(self) -> None:
         for fault in self._options.faults:

@@ -2,7 +2,7 @@
 
 Everything asked for goes through one inbox and is done between two steps, at a token boundary, in order. The loop
 consumes the inbox and the engine's outputs, produces outputs into each request's outbox, and waits only for the
-inbox, and only while the engine has nothing to do.
+inbox, and only while the engine has nothing to do. While there is something to do, the watchdog is fed.
 """
 
 import contextlib
@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from pipeline.gps.store import Reader
+from pipeline.wire import Probe
 from stages.engines.base import Engine, EngineCounts, Output, Request
+from stages.engines.watchdog import Watchdog
 
 T = TypeVar("T")
 COUNTS_EVERY_S = 0.25
@@ -20,9 +23,13 @@ COUNTS_EVERY_S = 0.25
 class EngineHost:
     """`on_counts` hears of changed counts at most four times a second."""
 
-    def __init__(self, engine: Engine, on_counts: Callable[[EngineCounts], None]) -> None:
+    def __init__(
+        self, engine: Engine, on_counts: Callable[[EngineCounts], None], watchdog: Watchdog | None = None
+    ) -> None:
         self._engine = engine
         self._on_counts = on_counts
+        self._watchdog = watchdog or Watchdog()
+        self._is_unfit = False
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[Output]] = {}
         self._counted = engine.counts()
@@ -40,6 +47,27 @@ class EngineHost:
     def abort(self, ids: list[str] | None) -> None:
         """Stop these requests (None: all). Each one's last output, finish "abort", arrives in its outbox."""
         self._inbox.put(lambda: self._route(self._engine.abort(ids)))
+
+    def load(
+        self,
+        read: Callable[[], Reader],
+        probe: Probe | None,
+        *,
+        keep_kv: bool,
+        wait_s: float,
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        """Take the version that `read` opens (which may wait for `wait_s`), at the next token boundary. What runs is
+        aborted before, unless `keep_kv`. `on_end` hears of the end, or of the failure, on the engine's thread.
+
+        After a failure nobody knows what the weights are: until a load succeeds, all requests end with "abort".
+        """
+
+        def run() -> None:
+            with self._watchdog.allowing(wait_s, "limits.publish_s"):
+                on_end(self._load(read, probe, keep_kv))
+
+        self._inbox.put(run)
 
     def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function` on the engine's thread, wait, return or raise what it does. Not from that thread."""
@@ -63,9 +91,11 @@ class EngineHost:
 
     def run(self) -> NoReturn:
         """The engine's loop, on the thread that made the engine. Ends only by an exception."""
+        self._watchdog.start()
         while True:
             self._drain()
             if self._engine.has_unfinished():
+                self._watchdog.feed()
                 self._route(self._engine.step())
             self._report(time.monotonic())
 
@@ -80,8 +110,16 @@ class EngineHost:
         """Until something is asked; or until the last change of the counts is due, if it was not reported yet."""
         due = self._counted_at + COUNTS_EVERY_S - time.monotonic()
         pending = self._engine.counts() != self._counted
-        with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=max(0.0, due) if pending else None)()
+        self._watchdog.pause()
+        waits = [max(0.0, due)] if pending else []
+        waits += [self._watchdog.rest_after_s] if self._watchdog.rest_after_s is not None else []
+        try:
+            asked = self._inbox.get(timeout=min(waits, default=None))
+        except queue.Empty:
+            self._watchdog.rest()
+        else:
+            self._watchdog.feed()
+            asked()
 
     def _report(self, now: float) -> None:
         if now - self._counted_at < COUNTS_EVERY_S:
@@ -91,15 +129,32 @@ class EngineHost:
             self._counted, self._counted_at = counts, now
             self._on_counts(counts)
 
+    def _load(self, read: Callable[[], Reader], probe: Probe | None, keep_kv: bool) -> Exception | None:
+        if not keep_kv:
+            self._route(self._engine.abort())
+        try:
+            with read() as reader:
+                self._engine.load(reader, probe, keep_kv=keep_kv)
+        except Exception as error:
+            self._is_unfit = True
+            self._route(self._engine.abort())
+            return error
+        self._is_unfit = False
+        return None
+
     def _add(self, requests: list[Request], outbox: "queue.SimpleQueue[Output]") -> None:
+        version = self._engine.version
         for request in requests:
+            if self._is_unfit:
+                outbox.put(Output(id=request.id, version=version, finish="abort"))
+                continue
             try:
                 if request.id in self._outboxes:
                     raise ValueError(f"request {request.id} is already running")
                 self._engine.add(request)
             except ValueError as error:
                 print(f"request refused: {error}")
-                outbox.put(Output(id=request.id, finish="error"))
+                outbox.put(Output(id=request.id, version=version, finish="error"))
             else:
                 self._outboxes[request.id] = outbox
 

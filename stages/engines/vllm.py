@@ -24,6 +24,8 @@ from stages.engines.check import check_request
 from stages.engines.vllm_extension import (
     LOAD_FORMAT,
     Weights,
+    alone,
+    has_cache,
     prepare_cpu,
     reload_weights,
     remove_rendezvous_file,
@@ -88,7 +90,9 @@ class VllmEngine:
         self._max_model_len = max_model_len
         self._vocab_size = config.model_config.get_vocab_size()
         self._structured = structured
-        self._unfinished: set[str] = set()
+        self._caches_prefixes = bool(config.cache_config.enable_prefix_caching)
+        self._unfinished: dict[str, str] = {}  # and what vLLM calls them
+        self._kept: dict[str, int] = {}  # whose caches are older than the weights, and how old they may be
         self._num_tokens = 0
         self.version = reader.version
 
@@ -111,43 +115,50 @@ class VllmEngine:
             structured_outputs=_structure(request) if forced else None,
         )
         try:
-            self._llm.add_request(request.id, tokens_input(list(request.prompt_ids)), parameters)
+            name = self._llm.add_request(request.id, tokens_input(list(request.prompt_ids)), parameters)
         except VLLMClientError as error:
             raise ValueError(f"request {request.id}: {error}") from error
-        self._unfinished.add(request.id)
+        self._unfinished[request.id] = name
 
     def step(self) -> list[Output]:
         if not self._unfinished:
             return []
-        outputs = [_output(made) for made in self._llm.step()]
+        outputs = [self._output(made) for made in self._llm.step()]
         for output in outputs:
             self._num_tokens += len(output.tokens)
             if output.finish:
-                self._unfinished.discard(output.id)
+                self._forget([output.id])
         return outputs
 
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
 
     def abort(self, ids: Sequence[str] | None = None) -> list[Output]:
-        wanted = self._unfinished if ids is None else self._unfinished.intersection(ids)
-        aborted = sorted(wanted)
+        aborted = sorted(self._unfinished if ids is None else self._unfinished.keys() & set(ids))
         self._llm.abort_request(aborted)
-        self._unfinished.difference_update(aborted)
-        return [Output(id=id, finish="abort") for id in aborted]
+        self._forget(aborted)
+        return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
-    def load(self, reader: Reader, probe: Probe | None = None) -> None:
-        if self._unfinished:
+    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+        if self._unfinished and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._unfinished)} unfinished requests")
+        if self._unfinished and self._caches_prefixes:
+            raise RuntimeError("caches cannot be kept beside a prefix cache: it would hand them to new requests")
         weights = views(reader)
         table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
         if differences := differing(table, self._table):
             raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
         self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader).items(),))
-        self.drop_caches()
-        self.version = reader.version
+        if not self._unfinished:
+            self.drop_caches()
+        before, self.version = self.version, reader.version
         if probe is not None:
             self._check(probe)
+        for id, name in self._unfinished.items():
+            if has_cache(self._llm, name):
+                self._kept.setdefault(id, before)
+            else:
+                self._kept.pop(id, None)
 
     def weights_of(self, reader: Reader) -> Weights:
         """The tensors that go into the model: a seam, by which tests leave one out."""
@@ -169,13 +180,16 @@ class VllmEngine:
     def _check(self, probe: Probe) -> None:
         """The trainer's greedy token must be, within the tolerance, a most likely one with the trainer's logprob."""
         parameters = SamplingParams(max_tokens=1, temperature=0, logprobs=_PROBE_TOP, detokenize=False, ignore_eos=True)
-        for number, prompt in enumerate(probe.prompts):
-            self._llm.add_request(f"{_PROBE_ID}{number}", tokens_input(prompt), parameters)
         answers: dict[str, dict[int, float]] = {}
-        while self._llm.has_unfinished_requests():
-            for made in self._llm.step():
-                if made.finished:
+        with alone(self._llm, len(probe.prompts)) as make_room:
+            for number, prompt in enumerate(probe.prompts):
+                self._llm.add_request(f"{_PROBE_ID}{number}", tokens_input(prompt), parameters)
+            while len(answers) < len(probe.prompts):
+                outputs = self._llm.step()
+                for made in outputs:
                     answers[made.request_id] = {token: p.logprob for token, p in made.outputs[0].logprobs[0].items()}
+                if not outputs:
+                    make_room()
         for number, (token, expected) in enumerate(zip(probe.tokens, probe.logprobs, strict=True)):
             likely = answers[f"{_PROBE_ID}{number}"]
             got, best = likely.get(token), max(likely.values())
@@ -186,15 +200,26 @@ class VllmEngine:
                     f"for its own (tolerance {probe.tolerance:g})"
                 )
 
+    def _output(self, made: RequestOutput) -> Output:
+        new = made.outputs[0]
+        tokens = list(new.token_ids)
+        logprobs = [of[token].logprob for of, token in zip(new.logprobs, tokens, strict=True)] if new.logprobs else []
+        return Output(
+            id=made.request_id,
+            version=self.version,
+            kv_version=self._kept.get(made.request_id),
+            tokens=tokens,
+            logprobs=logprobs,
+            finish=new.finish_reason or "",
+        )
+
+    def _forget(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            del self._unfinished[id]
+            self._kept.pop(id, None)
+
 
 def _structure(request: Request) -> StructuredOutputsParams:
     if request.choices:
         return StructuredOutputsParams(choice=list(request.choices))
     return StructuredOutputsParams(regex=request.regex)
-
-
-def _output(made: RequestOutput) -> Output:
-    new = made.outputs[0]
-    tokens = list(new.token_ids)
-    logprobs = [of[token].logprob for of, token in zip(new.logprobs, tokens, strict=True)] if new.logprobs else []
-    return Output(id=made.request_id, tokens=tokens, logprobs=logprobs, finish=new.finish_reason or "")

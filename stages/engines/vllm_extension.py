@@ -1,4 +1,4 @@
-"""The private parts of vLLM 0.32 that in-place weight updates need; everything else uses its public surface.
+"""The private parts of vLLM 0.32 that weight updates of a live engine need; all else uses its public surface.
 
 What the CPU platform does silently wrong without the care taken here, each proven by a test in tests/engines:
   * After loading, linear layers keep a packed copy and an EMPTY parameter. Loading into the parameters fails or does
@@ -9,7 +9,9 @@ What the CPU platform does silently wrong without the care taken here, each prov
 
 import os
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.worker_base import WorkerBase
 
@@ -95,3 +98,34 @@ def request_counts(llm: LLMEngine) -> tuple[int, int]:
     """Requests running and waiting in an engine that lives in this process."""
     running, waiting = llm.engine_core.engine_core.scheduler.get_request_counts()
     return running, waiting
+
+
+def has_cache(llm: LLMEngine, name: str) -> bool:
+    """Whether anything of this request (by vLLM's own name) is computed; what waits or was preempted has nothing."""
+    return llm.engine_core.engine_core.scheduler.requests[name].num_computed_tokens > 0
+
+
+@contextmanager
+def alone(llm: LLMEngine, num_requests: int) -> Iterator[Callable[[], None]]:
+    """All that the engine has to do stands still, while `num_requests` that are added inside run to their end.
+
+    The scheduler does not see the others, which stay as they are; vLLM lets running requests miss steps. Only if there
+    are no places left, the youngest lose theirs (and are computed again); the function that is given does the same for
+    one more, for callers whose requests do not get ahead for want of memory.
+    """
+    scheduler = llm.engine_core.engine_core.scheduler
+    running, waiting = scheduler.running, scheduler.waiting
+
+    def make_room() -> None:
+        if running:
+            visible, scheduler.waiting = scheduler.waiting, waiting
+            scheduler._preempt_request(running.pop(), time.monotonic())
+            scheduler.waiting = visible
+
+    while len(running) + num_requests > scheduler.max_num_running_reqs and running:
+        make_room()
+    scheduler.running, scheduler.waiting = [], create_request_queue(scheduler.policy)
+    try:
+        yield make_room
+    finally:
+        scheduler.running, scheduler.waiting = running, waiting

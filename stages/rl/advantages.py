@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.config import Algorithm
+from pipeline.queue.schema import SequenceRow
+
 STD_FLOOR = 1e-4
 """Added to the standard deviation, so that a group of nearly equal scores does not explode."""
 
@@ -20,6 +23,16 @@ class Advantages:
     used_N: npt.NDArray[np.bool_]
     """The sequence enters the loss and its denominator."""
     num_groups_used: int
+
+
+def batch_advantages(rows: Sequence[SequenceRow], algorithm: Algorithm) -> Advantages:
+    """Of a step's batch: a group is the responses to one prompt of one step."""
+    return group_advantages(
+        [(row.step, row.prompt_no) for row in rows],
+        [row.score for row in rows],
+        norm_by_std=algorithm.norm_adv_by_std,
+        filter_groups=algorithm.filter_groups,
+    )
 
 
 def group_advantages(

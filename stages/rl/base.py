@@ -13,7 +13,8 @@ class Trainer(Protocol):
 
     def train(self, rows: list[SequenceRow], step: int) -> dict[str, float]:
         """One RL step on the recorded batch: `trainer.updates_per_step` optimizer steps. Requires
-        step == version + 1; afterwards version == step. Returns the metrics (`actor/...`, `critic/...`)."""
+        step == version + 1; afterwards version == step. Returns the metrics (`actor/...`, `critic/...`). Raises
+        StageFailed, before anything is changed, if a token is older than `algorithm.staleness` allows, or too new."""
 
     def probe(self) -> Probe:
         """The next greedy token and its logprob after a few fixed prompts, under the present weights."""

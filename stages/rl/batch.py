@@ -15,12 +15,15 @@ from pipeline.queue.schema import SequenceRow
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sequence to train on. `prompt_ids` has at least one token; the three others are as long as each other."""
+    """A sequence to train on. `prompt_ids` has at least one token; the three others are as long as each other.
+
+    `oldest`: the oldest version that had a part in each token, be it through a cache.
+    """
 
     prompt_ids: Sequence[int]
     tokens: Sequence[int]
     behaviour: Sequence[float]
-    versions: Sequence[int]
+    oldest: Sequence[int]
     advantage: float
     group: tuple[int, int]
     """(step, prompt_no)."""
@@ -41,7 +44,7 @@ class MicroBatch:
     behaviour_T: Tensor
     """Logprob of each token under the distribution that it was sampled from."""
     advantages_T: Tensor
-    versions_T: Tensor
+    oldest_T: Tensor
     first: int
     """Columns before this one predict no response token of any row."""
 
@@ -51,7 +54,8 @@ class MicroBatch:
 
 
 def to_sample(row: SequenceRow, advantage: float) -> Sample:
-    return Sample(row.prompt_ids, row.tokens, row.logprobs, row.versions, advantage, (row.step, row.prompt_no))
+    oldest = [min(pair) for pair in zip(row.versions, row.kv_versions, strict=True)]
+    return Sample(row.prompt_ids, row.tokens, row.logprobs, oldest, advantage, (row.step, row.prompt_no))
 
 
 def split_groups(samples: Sequence[Sample], num_parts: int, seed: tuple[int, int]) -> list[list[Sample]]:
@@ -104,6 +108,6 @@ def pack(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         targets_T=flat([s.tokens for s in samples], torch.long),
         behaviour_T=flat([s.behaviour for s in samples], torch.float32),
         advantages_T=flat([[s.advantage] * len(s.tokens) for s in samples], torch.float32),
-        versions_T=flat([s.versions for s in samples], torch.long),
+        oldest_T=flat([s.oldest for s in samples], torch.long),
         first=min(len(sample.prompt_ids) for sample in samples) - 1,
     )

@@ -23,8 +23,9 @@ from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire import Probe
-from stages.rl.advantages import group_advantages
+from stages.rl.advantages import batch_advantages
 from stages.rl.metrics import batch_metrics
+from stages.rl.staleness import require_bounded
 
 _UPDATE_SIZE = np.float32(0.01)
 _OPTIONS = {"step_seconds", "raise_at", "die_at", "once"}
@@ -46,21 +47,19 @@ class EmulatedTrainer:
     def train(self, rows: list[SequenceRow], step: int) -> dict[str, float]:
         if step != self.version + 1:
             raise StageFailed(f"step {step} cannot be trained: the trainer holds version {self.version}")
+        require_bounded(rows, self.version, self._config.algorithm.staleness)
         time.sleep(self._options.get("step_seconds", 0.0))
         self._fail_if_asked(step)
-        algorithm = self._config.algorithm
-        advantages = group_advantages(
-            [(row.step, row.prompt_no) for row in rows],
-            [row.score for row in rows],
-            norm_by_std=algorithm.norm_adv_by_std,
-            filter_groups=algorithm.filter_groups,
-        )
+        advantages = batch_advantages(rows, self._config.algorithm)
         batch = hashlib.sha256(repr([(row.id, list(row.tokens), row.score) for row in rows]).encode()).digest()
         update = np.random.default_rng(np.frombuffer(batch, np.uint32)).standard_normal(EMULATED_SIZE, np.float32)
         self.weights = self.weights + _UPDATE_SIZE * update
         kill_point("train.between_updates")
+        metrics = batch_metrics(rows, advantages, self.version)
+        if self._config.correction == "decoupled":
+            metrics |= {"actor/tis_weight_mean": 1.0, "actor/tis_clipfrac": 0.0, "actor/tis_ess": 1.0}
         self.version = step
-        return batch_metrics(rows, advantages) | {
+        return metrics | {
             "actor/pg_loss": 0.0,
             "actor/pg_clipfrac": 0.0,
             "actor/ppo_kl": 0.0,

@@ -21,14 +21,14 @@ def token_logprobs(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor
 
 
 def policy_loss(
-    logprobs_T: Tensor, behaviour_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float
+    logprobs_T: Tensor, centre_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped loss (arXiv 1707.06347) with separate bounds; returns (loss_T, clipped_T).
 
-    The ratio is that of the present policy to the one that sampled the token: `behaviour_T` are the logprobs stored
-    with it. `clipped_T`: tokens whose gradient the clip took away.
+    The ratio is that of the present policy to the one that the clip is around, whose logprobs are `centre_T`.
+    `clipped_T`: tokens whose gradient the clip took away.
     """
-    ratio_T = (logprobs_T - behaviour_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio_T = (logprobs_T - centre_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     loss_T = -torch.minimum(ratio_T * advantages_T, bounded_T * advantages_T)
     clipped_T = bounded_T * advantages_T < ratio_T * advantages_T

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.events import Finish
 from pipeline.queue.schema import SequenceRow
 from stages.rl.advantages import Advantages
+from stages.rl.staleness import lag_metrics
 
 
-def batch_metrics(rows: Sequence[SequenceRow], advantages: Advantages) -> dict[str, float]:
-    """Of all sequences of the step, trained or not; what has no value (a mean of nothing) is left out."""
+def batch_metrics(rows: Sequence[SequenceRow], advantages: Advantages, version: int) -> dict[str, float]:
+    """Of all sequences of the step, trained or not; what has no value (a mean of nothing) is left out.
+
+    `version`: the one that the step trains from.
+    """
     used = advantages.used_N.tolist()
     lengths = [float(len(row.tokens)) for row in rows]
     metrics = {
@@ -19,6 +23,7 @@ def batch_metrics(rows: Sequence[SequenceRow], advantages: Advantages) -> dict[s
         **_spread("critic/score", [row.score for row in rows if row.score is not None]),
         **_spread("critic/advantages", advantages.values_N[advantages.used_N].tolist()),
         **_spread("response_length", lengths),
+        **lag_metrics(rows, version),
     }
     if rows:
         metrics["response_length/clip_ratio"] = sum(row.finish == Finish.LENGTH for row in rows) / len(rows)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stages.rl.batch import MicroBatch
+from stages.rl.correction import Terms
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the response tokens of one optimizer step; `grad_norm` before clipping."""
+    """Sums over the response tokens of one optimizer step, as in `Terms`; `grad_norm` before clipping."""
 
     num_tokens: int
     loss: float = 0.0
@@ -21,13 +22,28 @@ class Tally:
     clipped: float = 0.0
     kl: float = 0.0
     entropy: float = 0.0
-    drift: float = 0.0  # behaviour - present logprob
+    drift: float = 0.0
+    num_weighted: int = 0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    cut: float = 0.0
     grad_norm: float = 0.0
+
+    def add(self, terms: Terms, entropy_T: Tensor) -> None:
+        self.pg_loss += terms.loss_T.sum().item()
+        self.clipped += terms.clipped_T.sum().item()
+        self.drift += terms.drift_T.sum().item()
+        self.entropy += entropy_T.sum().item()
+        if terms.weights_T is not None and terms.cut_T is not None:
+            self.num_weighted += len(terms.weights_T)
+            self.weight += terms.weights_T.sum().item()
+            self.weight_squared += terms.weights_T.square().sum().item()
+            self.cut += terms.cut_T.sum().item()
 
 
 @dataclass(slots=True)
 class Mismatch:
-    """|trainer - engine| of logprobs, over the tokens that the engine sampled under `version`."""
+    """|trainer - engine| of logprobs, over the tokens that `version` made alone: no older cache had a part in them."""
 
     version: int
     num_tokens: int = 0
@@ -35,7 +51,7 @@ class Mismatch:
     total: float = 0.0
 
     def add(self, micro: MicroBatch, logprobs_T: Tensor) -> None:
-        gap_T = (logprobs_T.detach() - micro.behaviour_T).abs()[micro.versions_T == self.version]
+        gap_T = (logprobs_T.detach() - micro.behaviour_T).abs()[micro.oldest_T == self.version]
         if len(gap_T):
             self.num_tokens += len(gap_T)
             self.largest = max(self.largest, gap_T.max().item())
@@ -55,11 +71,26 @@ def update_metrics(tallies: Sequence[Tally | None]) -> dict[str, float]:
     if not applied:
         return metrics
     num_tokens = sum(tally.num_tokens for tally in applied)
-    return metrics | {
+    metrics |= {
         "actor/pg_loss": sum(tally.pg_loss for tally in applied) / num_tokens,
         "actor/pg_clipfrac": sum(tally.clipped for tally in applied) / num_tokens,
         "actor/ppo_kl": sum(tally.drift for tally in applied) / num_tokens,
         "actor/kl_loss": sum(tally.kl for tally in applied) / num_tokens,
         "actor/entropy": sum(tally.entropy for tally in applied) / num_tokens,
         "actor/grad_norm": sum(tally.grad_norm for tally in applied) / len(applied),
+    }
+    return metrics | _weight_metrics(applied)
+
+
+def _weight_metrics(applied: Sequence[Tally]) -> dict[str, float]:
+    """Of the importance weights. `tis_ess`: the effective sample size (sum w)^2 / sum w^2, as a share of the tokens:
+    1 where all weights are equal, 1 / N where one token has it all."""
+    num_tokens = sum(tally.num_weighted for tally in applied)
+    if not num_tokens:
+        return {}
+    total, squares = sum(tally.weight for tally in applied), sum(tally.weight_squared for tally in applied)
+    return {
+        "actor/tis_weight_mean": total / num_tokens,
+        "actor/tis_clipfrac": sum(tally.cut for tally in applied) / num_tokens,
+        "actor/tis_ess": total**2 / (num_tokens * squares),
     }

@@ -24,11 +24,13 @@ from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire import Probe
-from stages.rl.advantages import group_advantages
+from stages.rl.advantages import batch_advantages
 from stages.rl.batch import MicroBatch, Sample, pack, plan_micro_batches, split_groups, to_sample
-from stages.rl.losses import kl_loss, policy_loss, token_logprobs
+from stages.rl.correction import Correction
+from stages.rl.losses import kl_loss, token_logprobs
 from stages.rl.metrics import batch_metrics, finite
 from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
+from stages.rl.staleness import require_bounded
 from stages.rl.state import image, optimizer_tensors, restore_optimizer
 from stages.rl.tally import Mismatch, Tally, update_metrics
 from stages.weights.tensors import publish, views
@@ -49,6 +51,7 @@ class HfTrainer:
         if reader is not None and reader.version != 0:
             raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
         self._config = config
+        self._correction = Correction.of(config)
         self._spec = config.model.policy
         self._accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), mixed_precision="bf16" if self._spec.dtype == "bfloat16" else "no"
@@ -77,14 +80,9 @@ class HfTrainer:
         self._require_whole()
         if step != self.version + 1:
             raise StageFailed(f"step {step} cannot be trained: the trainer holds version {self.version}")
-        config = self._config.algorithm
+        require_bounded(rows, self.version, self._config.algorithm.staleness)
         rows = sorted(rows, key=lambda row: row.id)
-        advantages = group_advantages(
-            [(row.step, row.prompt_no) for row in rows],
-            [row.score for row in rows],
-            norm_by_std=config.norm_adv_by_std,
-            filter_groups=config.filter_groups,
-        )
+        advantages = batch_advantages(rows, self._config.algorithm)
         chosen = zip(rows, advantages.values_N.tolist(), advantages.used_N.tolist(), strict=True)
         samples = [to_sample(row, advantage) for row, advantage, is_used in chosen if is_used and row.tokens]
         seed = (self._config.run.seed, step)
@@ -93,44 +91,44 @@ class HfTrainer:
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
         self._unfinished_step = step
         mismatch = Mismatch(self.version)
-        # The first update's own forward pass shows its part under the present weights; here are the others.
-        for part in parts[1:] if parts else [[to_sample(row, 0.0) for row in rows if row.tokens]]:
-            self._look_at(part, mismatch)
-        tallies = [self._update(part, None if i else mismatch) for i, part in enumerate(parts)]
+        if not parts:
+            self._look_at([to_sample(row, 0.0) for row in rows if row.tokens], mismatch)
+        # The first update's own forward pass shows its part under the weights of the start; here are the others.
+        starts = [self._look_at(part, mismatch) for part in parts[1:]]
+        tallies = [self._update(part, mismatch, None) for part in parts[:1]]
+        tallies += [self._update(part, None, start) for part, start in zip(parts[1:], starts, strict=True)]
+        metrics = batch_metrics(rows, advantages, self.version) | mismatch.metrics() | update_metrics(tallies)
         self._unfinished_step = None
         self.version = step
-        metrics = batch_metrics(rows, advantages) | mismatch.metrics() | update_metrics(tallies)
         return finite(metrics | {"actor/lr": float(self._config.trainer.lr)})
 
-    def accumulate(self, samples: Sequence[Sample], mismatch: Mismatch | None = None) -> Tally:
+    def accumulate(
+        self,
+        samples: Sequence[Sample],
+        mismatch: Mismatch | None = None,
+        start: Sequence[Tensor] | None = None,
+    ) -> Tally:
         """Add the gradient of the mini-batch's loss, the mean over all its response tokens, to the parameters'.
 
-        Micro-batches only bound memory: the divisor is the mini-batch's, so their cut changes nothing.
+        Micro-batches only bound memory: the divisor is the mini-batch's, so their cut changes nothing. `start`: the
+        logprobs at the step's start, of each micro-batch; without it the present weights are those.
         """
-        algorithm = self._config.algorithm
+        kl = self._config.algorithm.kl
         tally = Tally(num_tokens=sum(len(sample.tokens) for sample in samples))
-        for micro in self._micro_batches(samples):
+        for i, micro in enumerate(self._micro_batches(samples)):
             logprobs_T, entropy_T = self._logprobs(self._policy, micro)
-            pg_loss_T, clipped_T = policy_loss(
-                logprobs_T,
-                micro.behaviour_T,
-                micro.advantages_T,
-                clip_low=algorithm.clip_ratio_low,
-                clip_high=algorithm.clip_ratio_high,
-            )
-            loss_T = pg_loss_T
+            start_T = logprobs_T.detach() if start is None else start[i]
+            terms = self._correction.terms(logprobs_T, start_T, micro.behaviour_T, micro.advantages_T)
+            loss_T = terms.loss_T
             if self.reference is not None:
                 with torch.no_grad():
                     reference_T, _ = self._logprobs(self.reference, micro)
-                kl_T = kl_loss(logprobs_T, reference_T, algorithm.kl.estimator)
-                loss_T = pg_loss_T + algorithm.kl.coef * kl_T
+                kl_T = kl_loss(logprobs_T, reference_T, kl.estimator)
+                loss_T = loss_T + kl.coef * kl_T
                 tally.kl += kl_T.sum().item()
             self._accelerator.backward(loss_T.sum() / tally.num_tokens)
             tally.loss += loss_T.sum().item()
-            tally.pg_loss += pg_loss_T.sum().item()
-            tally.clipped += clipped_T.sum().item()
-            tally.entropy += entropy_T.sum().item()
-            tally.drift += (micro.behaviour_T - logprobs_T).sum().item()
+            tally.add(terms, entropy_T)
             if mismatch is not None:
                 mismatch.add(micro, logprobs_T)
         return tally
@@ -205,14 +203,20 @@ class HfTrainer:
         return token_logprobs(logits_TV.float() / self._config.rollout.temperature, micro.targets_T)
 
     @torch.no_grad()
-    def _look_at(self, samples: Sequence[Sample], mismatch: Mismatch) -> None:
+    def _look_at(self, samples: Sequence[Sample], mismatch: Mismatch) -> list[Tensor]:
+        """The present logprobs of each micro-batch, in the order in which `accumulate` takes them."""
+        found = []
         for micro in self._micro_batches(samples):
-            mismatch.add(micro, self._logprobs(self._policy, micro)[0])
+            found.append(self._logprobs(self._policy, micro)[0])
+            mismatch.add(micro, found[-1])
+        return found
 
-    def _update(self, samples: Sequence[Sample], mismatch: Mismatch | None) -> Tally | None:
+    def _update(
+        self, samples: Sequence[Sample], mismatch: Mismatch | None, start: Sequence[Tensor] | None
+    ) -> Tally | None:
         """One optimizer step; None if its loss or gradient was not finite: then nothing changed."""
         limit = self._config.trainer.max_nonfinite_steps
-        tally = self.accumulate(samples, mismatch)
+        tally = self.accumulate(samples, mismatch, start)
         norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._config.trainer.grad_clip)
         tally.grad_norm = float(norm)
         is_finite = math.isfinite(tally.loss) and math.isfinite(tally.grad_norm)

@@ -12,6 +12,7 @@ import yaml
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.status import start_ticks
 from tests.cli.conftest import CHECKOUT, COMMAND, Pivot, environment
+from tests.cli.private import small_disk
 
 HEAVY = ("torch", "pyarrow", "mlflow", "vllm", "transformers", "numpy", "pydantic", "rich", "zmq", "submitit")
 
@@ -190,3 +191,25 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stderr == "" and done.stdout == "==> attempt_1/local-0-rollout-0.log <==\n1\n"
+
+
+def test_a_run_whose_name_looks_like_an_option_is_found(pivot: Pivot, tmp_path: Path) -> None:
+    for name in ("-x", "-y"):
+        make_run(tmp_path, name, status="failed", error={"reason": "boom"})
+    (tmp_path / "runs" / "-y").rename(tmp_path / "-y")
+    for arguments in (["--", "-x"], ["./-x"], ["runs/-x"], ["--", "-y"], ["./-y"]):
+        done = pivot("status", *arguments)
+        assert done.code == 0 and "cause: boom" in done.out, (arguments, done)
+    go_on = pivot("status", "--", "-x").out.rpartition("pivot-pipeline ")[2].split()  # as it is, for a shell
+    assert go_on == ["resume", str(tmp_path / "runs" / "-x")]
+    assert pivot("status", "-x").code == 2
+
+
+def test_a_full_disk_at_submit_is_one_line(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "4k") as disk:
+        disk.fill()
+        process = disk.begin(tmp_path, "submit", "configs/emulated.yaml", "--run-dir", str(disk.path / "r"))
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 1 and len(out.splitlines()) == 1, out
+        assert out.startswith(f"Error: [Errno 28] No space left on device: '{disk.path}/r/"), out
+        assert not (disk.outside / "r").exists()

@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         from stages.engines.emulated import EmulatedEngine
 
         rig = Rig.create("emulated")
-        engine = rig.start(EmulatedEngine, structured=True, max_num_seqs=MAX_NUM_SEQS)
+        engine = rig.start(EmulatedEngine, structured=True, max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=False)
         unfit = {"weight": np.zeros((2, 512), np.float32)}
     else:
         load_vllm(folder / "cache")
@@ -85,7 +85,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
         make_model("dense", folder / "dense")
         rig = Rig.create(folder / "dense")
-        engine = rig.start(VllmEngine, structured=True, max_num_seqs=MAX_NUM_SEQS)
+        engine = rig.start(VllmEngine, structured=True, max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=False)
         unfit = safetensors.numpy.load_file(folder / "dense/model.safetensors")
         del unfit["lm_head.weight"]
         unfit["model.norm.weight"] = np.zeros(32, np.float32)
@@ -118,6 +118,7 @@ def test_tokens_stream_as_deltas_up_to_the_limit(engine: Engine) -> None:
     while engine.has_unfinished():
         outputs = engine.step()
         assert outputs and len({o.id for o in outputs}) == len(outputs)
+        assert {(o.version, o.kv_version) for o in outputs} == {(engine.version, None)}
         for output in outputs:
             assert output.tokens and len(output.logprobs) == len(output.tokens)
             pieces.setdefault(output.id, []).append(len(output.tokens))
@@ -193,6 +194,7 @@ def test_abort_returns_everything_wherever_a_request_is(engine: Engine) -> None:
     collect(said, aborted)
     for id, output in said.items():
         assert output.finish == "abort" and len(output.logprobs) == len(output.tokens)
+        assert output.version == engine.version
         assert output.tokens == wanted[id].tokens[: len(output.tokens)]
     assert sorted(len(o.tokens) for o in said.values()) == [0] * 3 + [5] * MAX_NUM_SEQS
     assert not engine.has_unfinished() and engine.step() == [] and engine.abort() == []
@@ -269,6 +271,7 @@ def test_a_new_version_answers_differently_and_says_so(case: Case, engine: Engin
     assert engine.version == version
     after = run(engine, [a_request(temperature=0.0)])["a"]
     assert not set(after.logprobs) & set(before.logprobs)
+    assert (before.version, after.version) == (version - 1, version)
 
 
 def test_weights_do_not_change_under_a_request(case: Case, engine: Engine) -> None:
@@ -283,6 +286,37 @@ def test_weights_do_not_change_under_a_request(case: Case, engine: Engine) -> No
     with case.rig.read() as reader:
         engine.load(reader)
     assert engine.version == case.rig.store.current()
+
+
+@pytest.mark.parametrize("has_probe", [False, True])
+def test_weights_change_under_requests_that_keep_their_caches(case: Case, engine: Engine, has_probe: bool) -> None:
+    """Every token says which weights made it and how old the caches were; none is lost, and the probe makes none."""
+    before = engine.version
+    for n in range(MAX_NUM_SEQS + 2):
+        engine.add(a_request(f"r{n}", seed=n, max_tokens=20))
+    said = {f"r{n}": [] for n in range(MAX_NUM_SEQS + 3)}
+    for _ in range(5):
+        for output in engine.step():
+            said[output.id].append(output)
+    after = case.new_version()
+    with case.rig.read() as reader:
+        engine.load(reader, case.probe() if has_probe else None, keep_kv=True)
+    engine.add(a_request(f"r{MAX_NUM_SEQS + 2}", max_tokens=20))
+    while engine.has_unfinished():
+        for output in engine.step():
+            said[output.id].append(output)
+    num_kept = 0
+    for n, outputs in enumerate(said.values()):
+        assert sum(len(o.tokens) for o in outputs) == sum(len(o.logprobs) for o in outputs) == 20
+        assert [o.finish for o in outputs] == [""] * (len(outputs) - 1) + ["length"]
+        was_running = n < MAX_NUM_SEQS
+        assert [o.version for o in outputs] == ([before] * 5 if was_running else []) + [after] * (20 - 5 * was_running)
+        ages = {o.kv_version for o in outputs if o.version == after}
+        assert ages == {None} or (ages == {before} and was_running)
+        num_kept += ages == {before}
+    # vLLM has no place for the probe's two prompts beside a full batch: two begin anew.
+    assert num_kept == MAX_NUM_SEQS - (2 if has_probe and case.rig.folder != "emulated" else 0)
+    assert run(engine, [a_request()])["a"].kv_version is None
 
 
 def test_an_update_that_does_not_fit_is_refused_and_the_old_version_serves_on(case: Case, engine: Engine) -> None:

@@ -15,11 +15,13 @@ from stages.rl.trainer import HfTrainer
 from tests.fakes.stores import weight_store
 from tests.fakes.tiny_policy import make_config, make_rows, write_model
 
+WEIGHTS = {f"actor/tis_{what}" for what in ("weight_mean", "clipfrac", "ess")}
 NAMES = {
     *(f"critic/{what}/{how}" for what in ("score", "advantages") for how in ("mean", "max", "min")),
     *(f"actor/{what}" for what in ("pg_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "entropy", "grad_norm", "lr")),
     *(f"response_length/{what}" for what in ("mean", "max", "min", "clip_ratio")),
     "prompt_length/mean",
+    *(f"staleness/{what}" for what in ("lag_0", "mean", "max")),
     *(f"mismatch/{how}_abs_logprob_diff" for how in ("max", "mean")),
     *(f"train/{what}" for what in ("num_tokens", "num_sequences", "num_groups_used", "nonfinite_updates")),
 }
@@ -107,6 +109,43 @@ def test_only_the_next_step_is_trained(make, step):
     trainer.train(make_rows(2), 2)
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("lag", [-1, 0, 1, 2])
+def test_a_token_beyond_the_bound_ends_the_step_before_it_begins(config, make, staleness, lag):
+    algorithm = config.algorithm.model_copy(update={"staleness": staleness})
+    trainer = type(make())(config.model_copy(update={"algorithm": algorithm}))
+    for step in (1, 2):
+        trainer.train(make_rows(step), step)
+    before = trainer.probe()
+    rows = make_rows(3, min_tokens=2)
+    rows[5].versions[1] = 2 - lag
+    if lag not in range(staleness + 1):
+        found = f"sequence {rows[5].id} has a token of version {2 - lag}: .* version 2, and algorithm.staleness"
+        with pytest.raises(StageFailed, match=f"{found} {staleness} allows"):
+            trainer.train(rows, 3)
+        assert trainer.version == 2 and trainer.probe() == before
+        rows[5].versions[1] = 2
+    metrics = trainer.train(rows, 3)
+    num_old = sum(version < 2 for row in rows for version in row.versions)
+    num_tokens = sum(len(row.tokens) for row in rows)
+    assert metrics["staleness/mean"] == pytest.approx(num_old / num_tokens)
+    assert metrics["staleness/max"] == bool(num_old) == (lag == 1 and staleness == 1)
+
+
+def test_importance_weights_have_their_numbers(config, make):
+    algorithm = config.algorithm.model_copy(update={"staleness": 1})
+    trainer = type(make())(config.model_copy(update={"algorithm": algorithm}))
+    assert set(trainer.train(make_rows(1), 1)) == NAMES | WEIGHTS
+    rows = make_rows(2)
+    for row in rows[::2]:
+        row.versions[:] = [0] * len(row.tokens)
+    metrics = trainer.train(rows, 2)
+    assert set(metrics) == NAMES | WEIGHTS | {"staleness/lag_1"}
+    assert metrics["staleness/lag_0"] + metrics["staleness/lag_1"] == pytest.approx(1)
+    assert 0 < metrics["actor/tis_weight_mean"] <= algorithm.tis_imp_ratio_cap
+    assert 0 <= metrics["actor/tis_clipfrac"] < 1 and 0 < metrics["actor/tis_ess"] <= 1
+
+
 def test_publish_writes_the_weights_and_training_changes_them(make, store):
     trainer = make()
     base = weights_in(store, 0)
@@ -136,7 +175,7 @@ def test_same_batches_same_weights(make, tmp_path):
         saved.append(Checkpoint(trainer.save(str(tmp_path / name))).read("model/model.safetensors"))
     assert saved[0] == saved[1]
     other = make()
-    other.train(make_rows(2), 1)
+    other.train(make_rows(2, version=0), 1)
     assert Checkpoint(other.save(str(tmp_path / "c"))).read("model/model.safetensors") != saved[0]
 
 

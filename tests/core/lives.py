@@ -85,17 +85,24 @@ class Lives:
         self.asked: dict[str, int] = {}
         self.tasks: dict[str, _Task] = {}
         self.bindings: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.nodes: set[str] = set()
+        self.lost: set[str] = set()
+        self.are_all_there = False
 
     @property
     def timers(self) -> set[str]:
-        """What has a limit now: each task, each worker that is not ready, each version that is not sealed."""
-        waiting = {f"task:{task}" for task in self.tasks}
-        waiting.update(f"worker:{name}" for name, state in self.workers.items() if state is not WorkerState.READY)
+        """What has a limit now: each task, each worker that is not ready, each version that is not sealed, each lost
+        node, and the first coming of all nodes. A task of a fenced worker has none of its own any more."""
+        resting = (WorkerState.READY, WorkerState.DEAD)
+        waiting = {f"task:{i}" for i, t in self.tasks.items() if self.workers[t.worker] is not WorkerState.FENCED}
+        waiting.update(f"worker:{name}" for name, state in self.workers.items() if state not in resting)
         waiting.update(f"seal:{v}" for v, state in self.versions.items() if state is VersionState.WRITTEN)
-        return waiting
+        waiting.update(f"node:{node}" for node in self.lost)
+        return waiting if self.are_all_there else waiting | {"nodes"}
 
     def take(self, core: Core, event: ev.Event, decisions: list[de.Decision]) -> None:
         self._event(event)
+        self.are_all_there |= len(self.nodes) == core.plan.num_nodes
         for decision in decisions:
             self._decision(decision)
         if core.ended is None:
@@ -130,6 +137,13 @@ class Lives:
                 if self._worker(event.worker, WorkerChange.DIED):
                     for task_id in [t for t, task in self.tasks.items() if task.worker == event.worker]:
                         self._release(task_id)
+            case ev.NodeJoined():
+                if not self.nodes:
+                    self.versions = {event.version: VersionState.SEALED}
+                self.nodes.add(event.node)
+                self.lost.discard(event.node)
+            case ev.NodeLost():
+                self._lose(event.node)
             case ev.VersionSealed():
                 if self._version(event.version, VersionChange.SEALED):
                     self._version(event.version - 1, VersionChange.SUPERSEDED)
@@ -143,6 +157,15 @@ class Lives:
                     assert self.sequences.pop(seq_id).place in (sequences.TRAINED, sequences.DROPPED)
             case ev.RunRestored():
                 self._restore(event)
+
+    def _lose(self, node: str) -> None:
+        self.nodes.discard(node)
+        self.lost.add(node)
+        for worker, (place, _) in self.bindings.items():
+            if place == node and (self.workers[worker], WorkerChange.DIED) in LIVES["worker"]:
+                self._worker(worker, WorkerChange.DIED)
+                for task_id in [t for t, task in self.tasks.items() if task.worker == worker]:
+                    self._release(task_id)
 
     def _restore(self, event: ev.RunRestored) -> None:
         self.versions[event.version] = VersionState.SEALED
@@ -192,7 +215,9 @@ class Lives:
                 assert self.versions[decision.version] is VersionState.SEALED, decision
                 self.asked[decision.worker] = decision.version
             case de.FenceReplica():
-                assert self.workers[decision.worker] is WorkerState.FENCED, decision
+                if self.workers[decision.worker] is not WorkerState.FENCED:  # a limit ran out
+                    assert decision.reason.startswith("limit exceeded: "), decision
+                    assert self._worker(decision.worker, WorkerChange.EXPIRED), decision
             case de.StartTask():
                 assert self.workers[decision.worker] is WorkerState.READY, decision
                 assert decision.worker.startswith(_ROLE_OF.get(decision.stage, Role.TRAIN)), decision

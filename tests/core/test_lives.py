@@ -110,7 +110,9 @@ class OneWorker:
             case WorkerChange.LOADED:
                 self.one.load(1)
             case WorkerChange.REFUSED:
-                self.one.refuse(1)
+                self.one.refuse(1, "shapes")
+            case WorkerChange.EXPIRED:
+                self.one.expire("limit exceeded")
             case WorkerChange.DIED:
                 self.one.die()
 
@@ -174,7 +176,7 @@ def test_only_the_version_that_was_asked_for_counts_as_loaded() -> None:
     worker.start(0)
     worker.report(0)
     worker.ask(2)
-    assert not worker.load(1) and not worker.refuse(1) and worker.version == 0
+    assert not worker.load(1) and not worker.refuse(1, "shapes") and worker.version == 0
     assert worker.load(2) and worker.version == 2
 
 

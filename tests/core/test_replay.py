@@ -46,7 +46,7 @@ EVERY_EVENT: tuple[ev.Event, ...] = (
             ),
         ),
     ),
-    ev.NodeJoined(node="n0", num_slots=3),
+    ev.NodeJoined(node="n0", num_slots=3, version=0),
     ev.NodeLost(node="n0", reason="line one\nline two \udcff \x1b[31m \u2028"),
     ev.WorkerReady(worker="rollout-0", version=0),
     ev.WorkerDied(worker="rollout-0", reason=""),

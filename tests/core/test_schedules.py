@@ -75,6 +75,6 @@ def test_ten_thousand_schedules_take_every_legal_change_and_no_other() -> None:
         *(f"killed {state}" for state in (WorkerState.STARTING, WorkerState.READY, WorkerState.LOADING)),
         *(f"lost {event.__name__}" for event in (ev.BatchCommitted, ev.BatchTrained, ev.StepRecorded)),
         *(f"repeated {event.__name__}" for event in (*REPEATED, ev.TimerFired)),
-        *("ended done", "ended failed", "ended cancelled", "hung worker found", "controller killed"),
+        *("ended done", "ended failed", "ended cancelled", "hung worker found", "controller killed", "node lost"),
     }
     assert not met - counts.keys(), "what was to go wrong"

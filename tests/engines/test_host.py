@@ -1,6 +1,7 @@
 """The front of an engine: what other threads ask is done in order, between two steps of the engine's own thread."""
 
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from stages.engines.base import Engine, EngineCounts, Output, Request
 from stages.engines.host import EngineHost
-from tests.fakes.scripted import Script, ScriptedEngine
+from tests.fakes.scripted import Script, ScriptedEngine, load
 
 WAIT_S = 10.0
 Outbox = queue.SimpleQueue[Output]
@@ -43,7 +44,10 @@ class Hosted:
 
 def script(request: Request) -> Script:
     return Script(
-        tokens=[1, 2, 3], finish="" if request.id.startswith("endless") else "stop", is_refused="bad" in request.id
+        tokens=[1, 2, 3],
+        finish="" if request.id.startswith("endless") else "stop",
+        is_refused="bad" in request.id,
+        hold_after=1 if request.id == "held" else None,
     )
 
 
@@ -121,6 +125,49 @@ def test_an_error_of_the_engine_ends_the_loop(hosted: Hosted) -> None:
     assert isinstance(hosted.end, AttributeError)
 
 
+def first(box: Outbox, num: int) -> list[Output]:
+    return [box.get(timeout=WAIT_S) for _ in range(num)]
+
+
+def test_a_load_aborts_what_runs_and_its_outputs_arrive_first(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request(f"endless-{n}") for n in range(3)], box)
+    first(box, 3)
+    assert load(hosted.host, 1) is None and hosted.host.version == 1
+    said = [box.get_nowait() for _ in range(box.qsize())]
+    assert {o.version for o in said} == {0} and sorted(o.id for o in said if o.finish) == [
+        f"endless-{n}" for n in (0, 1, 2)
+    ]
+    hosted.host.submit([request("a")], box)  # its claim was still under way
+    assert {o.version for o in first(box, 3)} == {1}
+
+
+def test_a_load_that_keeps_caches_aborts_nothing(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.engine.released.clear()
+    hosted.host.submit([request("held")], box)
+    (begun,) = first(box, 1)
+    assert load(hosted.host, 1, keep_kv=True) is None
+    hosted.engine.released.set()
+    rest = first(box, 2)
+    assert [(o.version, o.kv_version, o.finish) for o in (begun, *rest)] == [(0, None, ""), (1, 0, ""), (1, 0, "stop")]
+
+
+def test_after_a_failed_load_nothing_runs_until_one_succeeds(hosted: Hosted) -> None:
+    """Its weights may be anything; what is dispatched meanwhile is given back."""
+    box: Outbox = queue.SimpleQueue()
+    hosted.engine.unloadable = {1}
+    hosted.host.submit([request("held")], box)
+    first(box, 1)
+    assert "cannot be loaded" in str(load(hosted.host, 1, keep_kv=True))
+    assert first(box, 1)[0].finish == "abort"
+    hosted.host.submit([request("late")], box)
+    assert [(o.id, o.finish, o.tokens) for o in first(box, 1)] == [("late", "abort", [])]
+    assert load(hosted.host, 2) is None
+    hosted.host.submit([request("late")], box)
+    assert collect(box, 1) == {"late": ([1, 2, 3], "stop")}
+
+
 def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) -> None:
     box: Outbox = queue.SimpleQueue()
     for n in range(40):  # for longer than one interval
@@ -134,3 +181,20 @@ def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) 
     times = [at for at, _ in hosted.counts]
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
     assert len(hosted.counts) <= 1 + (times[-1] - times[0]) / 0.2
+
+
+def test_the_abort_of_64_takes_a_step_and_little_more() -> None:
+    """From the order to the last output. (benchmarks/migrate.py measures a real engine.)"""
+    hosted, times = Hosted(lambda request: Script(tokens=[1] * 1000, finish="")), []
+    for _ in range(20):
+        box: Outbox = queue.SimpleQueue()
+        hosted.host.submit([request(f"r{n}") for n in range(64)], box)
+        first(box, 64)
+        started = time.perf_counter()
+        hosted.host.abort(None)
+        left = 64
+        while left:
+            left -= box.get(timeout=WAIT_S).finish == "abort"
+        times.append(time.perf_counter() - started)
+    hosted.stop()
+    assert statistics.median(times) < 0.05

@@ -13,9 +13,10 @@ import safetensors.torch
 import torch
 
 from pipeline.gps.store import Reader
-from stages.engines.base import Engine, Request
+from pipeline.wire import Probe
+from stages.engines.base import Engine, Output, Request
 from stages.weights.tensors import canonical, publish, views
-from tests.engines.tiny import VOCAB_SIZE, Rig, load_vllm, make_model, one_collection, run
+from tests.engines.tiny import VOCAB_SIZE, Rig, drain, load_vllm, make_model, one_collection, run
 
 pytestmark = pytest.mark.vllm
 
@@ -175,6 +176,74 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(world: World, kind:
         expected = (logits / temperatures[id]).log_softmax(-1)
         expected = expected.gather(-1, ids[0, 20:, None])[:, 0]
         assert (torch.tensor(said.logprobs) - expected).abs().max() < 1e-4
+
+
+def test_kept_caches_are_those_of_the_old_weights(world: World) -> None:
+    """What is said after an update is what new weights say over the keys and values that old ones computed."""
+    from transformers import DynamicCache  # only once vLLM is loaded
+
+    rig, model = world.rigs["dense"], world.models["dense"]
+    engine = rig.start(world.kind, enable_prefix_caching=False)
+    request = Request(id="a", prompt_ids=SHARED[:40], max_tokens=12, seed=3)
+    engine.add(request)
+    before = [output for _ in range(6) for output in engine.step()]
+    cache = DynamicCache()
+    tokens = [token for output in before for token in output.tokens]
+    with torch.no_grad():
+        with rig.read() as reader:
+            model.load_state_dict(views(reader))
+        model(torch.tensor([[*request.prompt_ids, *tokens[:-1]]]), past_key_values=cache)
+        rig.randomise(7)
+        with rig.read() as reader:
+            engine.load(reader, keep_kv=True)
+            model.load_state_dict(views(reader))
+        rest = drain(engine)["a"]
+        fed = torch.tensor([[tokens[-1], *rest.tokens[:-1]]])
+        kept = model(fed, past_key_values=cache).logits[0].log_softmax(-1)
+        recomputed = model(torch.tensor([[*request.prompt_ids, *tokens, *rest.tokens[:-1]]])).logits[0, -6:]
+    logprobs = torch.tensor(rest.logprobs)
+    of = torch.tensor(rest.tokens)[:, None]
+    assert (logprobs - kept.gather(-1, of)[:, 0]).abs().max() < 1e-4
+    assert (logprobs - recomputed.log_softmax(-1).gather(-1, of)[:, 0]).abs().max() > 1e-2
+    assert (rest.finish, rest.version - rest.kv_version) == ("length", 1)
+
+
+def test_the_probe_makes_room_for_itself_where_kept_caches_fill_the_memory(world: World) -> None:
+    """Its answer does not wait for the end of others; the youngest gives way and begins anew, with all its tokens."""
+    rig, model = world.rigs["dense"], world.models["dense"]
+    engine = rig.start(world.kind, enable_prefix_caching=False, kv_cache_bytes=1 << 20)  # eight blocks, one void
+    said: dict[str, list[Output]] = {"three": [], "three more": [], "one": []}
+    for id, length in zip(said, (270, 270, 90), strict=True):
+        engine.add(Request(id=id, prompt_ids=SHARED[:length], max_tokens=20, seed=1))
+    for _ in range(6):
+        for output in engine.step():
+            said[output.id].append(output)
+    assert {len(outputs) for outputs in said.values()} == {6}
+    rig.randomise(9)
+    with rig.read() as reader:
+        model.load_state_dict(views(reader))
+        with torch.no_grad():
+            best = model(torch.tensor([[7, 8]])).logits[0, -1].log_softmax(-1).max(-1)
+        probe = Probe(prompts=[[7, 8]], tokens=[int(best.indices)], logprobs=[float(best.values)], tolerance=1e-4)
+        engine.load(reader, probe, keep_kv=True)
+    while engine.has_unfinished():
+        for output in engine.step():
+            said[output.id].append(output)
+    assert [sum(len(o.tokens) for o in outputs) for outputs in said.values()] == [20, 20, 20]
+    ages = [{o.version - (o.version if o.kv_version is None else o.kv_version) for o in said[id][6:]} for id in said]
+    assert ages == [{1}, {1}, {0}]
+
+
+def test_caches_are_not_kept_beside_a_prefix_cache(world: World) -> None:
+    rig, engine = world.rigs["dense"], world.engines["dense"]
+    engine.add(questions()[0])
+    engine.step()
+    version = engine.version
+    rig.randomise(8)
+    with rig.read() as reader, pytest.raises(RuntimeError, match="beside a prefix cache"):
+        engine.load(reader, keep_kv=True)
+    assert engine.version == version
+    engine.abort()
 
 
 @pytest.mark.parametrize("kind", ["moe", "tied"])

@@ -166,8 +166,13 @@ def drain(engine: Engine) -> dict[str, Output]:
 def collect(said: dict[str, Output], outputs: Sequence[Output]) -> None:
     """Add new outputs to what was said; a request that has finished says no more."""
     for new in outputs:
-        old = said.get(new.id, Output(id=new.id))
+        old = said.get(new.id, Output(id=new.id, version=new.version))
         assert not old.finish
         said[new.id] = Output(
-            id=new.id, tokens=old.tokens + new.tokens, logprobs=old.logprobs + new.logprobs, finish=new.finish
+            id=new.id,
+            version=new.version,
+            kv_version=new.kv_version,
+            tokens=old.tokens + new.tokens,
+            logprobs=old.logprobs + new.logprobs,
+            finish=new.finish,
         )

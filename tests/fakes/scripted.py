@@ -72,6 +72,8 @@ class ScriptedEngine:
         self.version = version
         self.requests: list[Request] = []
         self.released = threading.Event()
+        self.unloadable: set[int] = set()
+        self._kept: dict[str, int] = {}
         self._script = script
         self._running: dict[str, tuple[Script, int]] = {}
         self._num_tokens = 0
@@ -94,7 +96,9 @@ class ScriptedEngine:
             if not token and not finish:
                 continue
             num_logprobs = len(token) if script.num_logprobs is None else script.num_logprobs
-            outputs.append(Output(id=id, tokens=token, logprobs=[-0.5 - at] * num_logprobs, finish=finish))
+            logprobs = [-0.5 - at] * num_logprobs
+            made = {"tokens": token, "logprobs": logprobs, "finish": finish, "kv_version": self._kept.get(id)}
+            outputs.append(Output(id=id, version=self.version, **made))
             self._running[id] = (script, at + 1)
             self._num_tokens += len(token)
             if finish:
@@ -110,10 +114,15 @@ class ScriptedEngine:
         gone = [i for i in (list(self._running) if ids is None else ids) if i in self._running]
         for id in gone:
             del self._running[id]
-        return [Output(id=id, finish="abort") for id in gone]
+        return [Output(id=id, version=self.version, finish="abort") for id in gone]
 
-    def load(self, reader: Any, probe: Any = None) -> None:
-        raise NotImplementedError
+    def load(self, reader: Any, probe: Any = None, *, keep_kv: bool = False) -> None:
+        if self._running and not keep_kv:
+            raise RuntimeError(f"weights cannot change under {len(self._running)} requests")
+        if reader.version in self.unloadable:
+            raise RuntimeError(f"version {reader.version} cannot be loaded")
+        self._kept = {id: self._kept.get(id, self.version) for id, (_, at) in self._running.items() if at}
+        self.version = reader.version
 
     def counts(self) -> EngineCounts:
         return EngineCounts(running=len(self._running), waiting=0, num_tokens=self._num_tokens)
@@ -137,6 +146,26 @@ def hosted(engine: Any) -> Iterator[EngineHost]:
     finally:
         host.post(_leave)
         thread.join(WAIT_S)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a scripted engine needs of a reader."""
+
+    version: int
+
+    def __enter__(self) -> "Version":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def load(host: EngineHost, version: int, keep_kv: bool = False) -> Exception | None:
+    """Have a scripted engine load a version; how that ended."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    read: Callable[[], Any] = lambda: Version(version)  # noqa: E731
+    host.load(read, None, keep_kv=keep_kv, wait_s=1.0, on_end=ended.put)
+    return ended.get(timeout=WAIT_S)
 
 
 def _leave(engine: Any) -> None:

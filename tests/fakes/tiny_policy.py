@@ -119,6 +119,7 @@ def make_row(
         tokens=tokens,
         logprobs=logprobs,
         versions=[version] * len(tokens),
+        kv_versions=[version] * len(tokens),
         num_segments=1,
         finish=finish,
         score=score,

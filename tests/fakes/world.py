@@ -43,6 +43,7 @@ class Odds:
     judge_fails: float = 0.0
     update_fails: float = 0.0
     start_fails: float = 0.0
+    node_fails: float = 0.0
     stage_fails: float = 0.0
     says_started: float = 1.0
     """A task that ends at once may say that alone."""
@@ -50,12 +51,13 @@ class Odds:
 
 @dataclass(slots=True)
 class _Work:
-    """A sequence that a task has claimed and not ended."""
+    """A sequence that a task has claimed and not ended. `aborted_at`: the version under which it was taken back."""
 
     task: str
     id: str
     owner: tuple[int, int]
     idx: int
+    aborted_at: int | None = None
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class Process:
     work: list[_Work] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
     """The serving tasks that it runs, each with its stage."""
+    oldest: dict[str, int] = field(default_factory=dict)
+    """Of each rollout task the lowest version that may serve it."""
     is_hung: bool = False
 
 
@@ -100,6 +104,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.channels: dict[str, deque[ev.Event]] = {}
         self.timers: dict[str, float] = {}
+        self.num_slots: dict[str, int] = {}
         self.sealed: list[int] = []
         self.written = -1
 
@@ -110,8 +115,9 @@ class World:
         restored = self.durable.restore(self.is_strict)
         self.sealed = [restored.version]
         self.give(restored)
-        for index, num in enumerate(num_slots or (3,)):
-            self.say(f"n{index}", ev.NodeJoined(node=f"n{index}", num_slots=num))
+        self.num_slots = {f"n{index}": num for index, num in enumerate(num_slots or (3,))}
+        for node, num in self.num_slots.items():
+            self.say(node, ev.NodeJoined(node=node, num_slots=num, version=restored.version))
         return self
 
     # --- events ----------------------------------------------------------------------------------------------------
@@ -155,7 +161,7 @@ class World:
         """Nothing happens any more, until the first timer fires."""
         assert self.timers, f"the run waits for nothing: {self.core.steps}"
         name = min(self.timers, key=lambda n: self.timers[n])
-        self.now = max(self.now, self.timers[name])
+        self.now = max(self.now, self.timers.pop(name))
         self.give(ev.TimerFired(name=name))
 
     def kill(self, worker: str) -> list[ev.Event]:
@@ -165,6 +171,22 @@ class World:
         lost = [channel.pop() for _ in range(int(self.rng.random() * (len(channel) + 1)))]
         channel.append(ev.WorkerDied(worker=worker, reason="killed"))
         return lost
+
+    def lose_node(self, node: str) -> None:
+        """All that ran there is gone, with its memory, and what it had said and was not heard."""
+        for worker in [w for w in self.core.fleet.workers.values() if w.node == node]:
+            self.processes.pop(worker.name, None)
+            self.channels.pop(worker.name, None)
+        self.channels.pop(node, None)
+        self.give(ev.NodeLost(node=node, reason="silent"))
+
+    def _start_node(self, node: str) -> None:
+        if self.rng.random() < self.odds.node_fails:
+            self.say(node, ev.NodeLost(node=node, reason="no room"))
+            return
+        version = self.written = self.durable.newest_checkpoint
+        self.sealed = [version]
+        self.say(node, ev.NodeJoined(node=node, num_slots=self.num_slots[node], version=version))
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -177,7 +199,11 @@ class World:
             case de.StartTask() | de.Dispatch() | de.EndTask() | de.LoadVersion() | de.Abort():
                 process = self.processes.get(decision.worker)
                 if process is not None:
-                    process.orders.append(decision)
+                    # the engine takes new weights while a task still claims what it was given
+                    is_overtaking = isinstance(decision, de.LoadVersion) and self.rng.random() < 0.5
+                    (process.orders.appendleft if is_overtaking else process.orders.append)(decision)
+            case de.StartNode():
+                self._start_node(decision.node)
             case de.StartWorker():
                 assert decision.worker not in self.processes, decision
                 process = Process(decision.worker, decision.role, decision.version)
@@ -233,7 +259,9 @@ class World:
                 else:
                     self.say(process.name, ev.WorkerReady(worker=process.name, version=process.version))
             case de.LoadVersion():
-                assert not process.tasks and order.version in self.readable, (order, process, self.readable)
+                assert order.version in self.readable, (order, process, self.readable)
+                for work in process.work if not order.keep_kv else ():
+                    work.aborted_at = process.version if work.aborted_at is None else work.aborted_at
                 if self.rng.random() < self.odds.update_fails:
                     failed = ev.UpdateFailed(worker=process.name, version=order.version, reason="shapes")
                     self.say(process.name, failed)
@@ -246,16 +274,17 @@ class World:
                 if self.rng.random() < self.odds.stage_fails:
                     self.say(process.name, ev.TaskEnded(task=order.task, ok=False, error="ValueError: no"))
                 elif order.stage in ("rollout", "reward"):
-                    assert order.stage == "reward" or process.version == order.version, (order, process.version)
                     process.tasks[order.task] = order.stage
+                    process.oldest[order.task] = order.version if order.stage == "rollout" else 0
                 else:
                     self._run_task(process, order)
                     self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
             case de.Dispatch() if order.task in process.tasks:
+                assert process.version >= process.oldest[order.task], (order, process)
                 for seq_id, turn in zip(order.ids, order.turns, strict=True):
                     self._claim(process, order.task, seq_id, (self.durable.attempts, turn))
             case de.EndTask() if order.task in process.tasks:
-                assert not process.work, "nothing is left when a task is told to end"
+                assert order.task not in {w.task for w in process.work}, "nothing is left when a task is told to end"
                 del process.tasks[order.task]
                 self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
 
@@ -306,7 +335,10 @@ class World:
 
     def _next_segment(self, process: Process, work: _Work) -> SegmentInfo:
         draw = self.rng.random()
-        if draw < self.odds.flush and not self.is_strict:
+        version = process.version if work.aborted_at is None else work.aborted_at
+        if work.aborted_at is not None:
+            finish = Finish.ABORT
+        elif draw < self.odds.flush and not self.is_strict:
             finish = Finish.FLUSH
         elif draw < self.odds.flush + self.odds.abort:
             finish = Finish.ABORT
@@ -315,8 +347,9 @@ class World:
         num_tokens = 1 + int(draw * 100) % 3
         if finish is Finish.ABORT:
             num_tokens = 0 if self.is_strict else num_tokens - 1
-        segment = SegmentInfo(id=work.id, idx=work.idx, num_tokens=num_tokens, version=process.version, finish=finish)
+        segment = SegmentInfo(id=work.id, idx=work.idx, num_tokens=num_tokens, version=version, finish=finish)
         if num_tokens:
+            assert version >= self.plan.oldest_version(self.durable.rows[work.id].step), (segment, "is too old")
             self.durable.put_segment(segment, work.owner)
             work.idx += 1
         return segment

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import wire
-from pipeline.controller import preload
+from pipeline.nodes import preload
 from tests.slurm.rig import NODE, Rig, children, until
 from tests.slurm.tasks import here
 
@@ -47,14 +47,16 @@ class Cycle:
         rig.expect(wire.Admitted, worker=TRAINER, step=version)
         rig.send(wire.SealVersion(version=version))
         rig.expect(wire.VersionSealed, version=version)
-        rig.send(wire.LoadVersion(worker=ENGINE, version=version, probe=None))
+        rig.send(wire.LoadVersion(keep_kv=False, worker=ENGINE, version=version, probe=None))
         rig.expect(wire.VersionLoaded, worker=ENGINE, version=version)
         return time.monotonic() - started
 
     @property
     def pids(self) -> list[int]:
         """The agent, its zygote and the workers."""
-        (zygote,) = children(self.rig.agent.pid)
+        (zygote,) = (
+            pid for pid in children(self.rig.agent.pid) if b"slurm.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
         return [self.rig.agent.pid, zygote, *self.rig.pids.values()]
 
 

@@ -85,7 +85,13 @@ def prompts(step: int, num: int = 4, text: str = "sort 3 1 2") -> list[PromptRow
 
 
 def segment(
-    id: str, tokens: list[int], finish: str = "stop", idx: int = 0, turn: int = 1, version: int = 0
+    id: str,
+    tokens: list[int],
+    finish: str = "stop",
+    idx: int = 0,
+    turn: int = 1,
+    version: int = 0,
+    kv_version: int | None = None,
 ) -> SegmentRow:
     return SegmentRow(
         id=id,
@@ -94,6 +100,7 @@ def segment(
         tokens=tokens,
         logprobs=[-token / 8 for token in tokens],
         version=version,
+        kv_version=kv_version,
         replica="rollout-0",
         finish=finish,
     )

@@ -1,3 +1,5 @@
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,18 @@ def test_a_run_that_died_before_its_queue_was_made_has_recorded_nothing(tmp_path
     assert recorded(run.queue) == Recorded(0, 0)
     fork_queue(run.queue, made.queue, 0)
     assert recorded(made.queue) == Recorded(0, 0)
+
+
+def test_an_index_that_was_made_before_a_column_existed_is_served_and_forked(server: Server, tmp_path: Path) -> None:
+    ids = score_all(server.client(), 1)
+    server.kill()
+    with closing(sqlite3.connect(server.run.queue / "index.db")) as db:
+        db.execute("ALTER TABLE seg DROP COLUMN kv_version")
+    made = make_run(tmp_path / "fork")
+    fork_queue(server.run.queue, made.queue, 1)
+    for run in (server.run, made):
+        again = Server(run)
+        try:
+            assert [row.kv_versions for row in again.client().get(ids)] == [[0, 0]] * 4
+        finally:
+            again.kill()

@@ -24,7 +24,10 @@ def test_numbers_at_their_limits_arrive_as_they_were(queue: QueueClient, step: i
     parts = [
         [replace(segment(ids[0], [0, BIG, -1], finish="flush", version=2**40), logprobs=logprobs)],
         [segment(id, [no], version=no) for no, id in enumerate(ids[1:3], 1)],  # their block is read in the middle
-        [segment(ids[0], [7] * 300, finish="flush", idx=1, version=2**40 + 1), segment(ids[3], [3], version=3)],
+        [
+            segment(ids[0], [7] * 300, finish="flush", idx=1, version=2**40 + 1, kv_version=2**40 - 1),
+            segment(ids[3], [3], version=3, kv_version=3),
+        ],
         [segment(ids[0], [], idx=2, version=2**40 + 2)],
     ]
     for part in parts:
@@ -34,7 +37,9 @@ def test_numbers_at_their_limits_arrive_as_they_were(queue: QueueClient, step: i
     assert (first.prompt_ids, first.tokens) == ([], [0, BIG, -1] + [7] * 300)
     assert repr(first.logprobs[:3]) == repr(logprobs)
     assert first.versions == [2**40] * 3 + [2**40 + 1] * 300 and first.num_segments == 3
+    assert first.kv_versions == [2**40] * 3 + [2**40 - 1] * 300
     assert [(found[id].tokens, found[id].versions) for id in ids[1:]] == [([no], [no]) for no in (1, 2, 3)]
+    assert all(found[id].kv_versions == found[id].versions for id in ids[1:])
     assert all(type(token) is int for token in first.tokens + first.versions)
 
 

@@ -137,6 +137,8 @@ def test_lengths_and_values_are_checked(queue: QueueClient, ids: list[str]) -> N
     row.logprobs.pop()
     with pytest.raises(ValueError, match=f"{ids[0]} segment 0: 3 tokens, 2 logprobs"):
         queue.put_segments([segment(ids[1], [1]), row])
+    with pytest.raises(ValueError, match=f"{ids[0]} segment 0: of version 3, from caches of version 4"):
+        queue.put_segments([segment(ids[0], [1], version=3, kv_version=4)])
     with pytest.raises(ValueError, match="'over' is not a valid Finish"):
         queue.put_segments([segment(ids[0], [1], "over")])
     assert [r.num_segments for r in queue.get(ids)] == [0, 0, 0, 0]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,11 @@ def pivot(*arguments: str, kill: str = "", marker: Path | None = None) -> Ended:
     return Ended(process.returncode, out)
 
 
-def begin(*arguments: str, **told: str) -> "subprocess.Popen[str]":
-    """A command line that goes on; `told` are variables of its environment."""
+def begin(*arguments: str, under: Sequence[str] = (), **told: str) -> "subprocess.Popen[str]":
+    """A command line that goes on; `told` are variables of its environment, `under` is the command that runs it."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "MLFLOW_", "PYTHON"))}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        [*under, sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
         cwd=ROOT,
         env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told},
         stdin=subprocess.DEVNULL,

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipeline.run_folder import RunFolder, read_json
-from slurm.node import gps_base
+from slurm.names import gps_base
 from tests.cli.conftest import environment
 from tests.security import seen
 

@@ -15,7 +15,7 @@ from pipeline.core.errors import ChannelBroken
 from pipeline.run_folder import RunFolder
 from slurm.executor import ElasticExecutor, ElasticJob
 from slurm.local import LocalCluster
-from slurm.node import gps_base
+from slurm.names import gps_base, user_prefix
 from tests.fakes.scripted import make_config
 
 M = TypeVar("M")
@@ -38,6 +38,11 @@ def shared_memory(run: RunFolder, attempt: int) -> list[str]:
     """What lies in /dev/shm of this run's node."""
     base = gps_base(run, attempt, NODE)
     return sorted(name for name in os.listdir("/dev/shm") if name.startswith(base))
+
+
+def temporary_folders(pid: int) -> list[str]:
+    """Of the agent with this pid."""
+    return [str(path) for path in Path("/tmp").glob(f"{user_prefix()}*-{pid}-*")]
 
 
 def until(condition: Callable[[], T], what: str) -> T:
@@ -72,16 +77,20 @@ class Rig:
         self.peer = b""
         self.pids: dict[str, int] = {}
         self.num_tasks = 0
-        self.cluster = LocalCluster(self.run, self.config)
+        self.cluster = LocalCluster(self.run)
         self.do(self._open())
         self.executor = ElasticExecutor(self.run.tasks(self.attempt), self._launch)
         if patience_s is not None:
             command = self.cluster.agent_command
-            self.cluster.agent_command = lambda node: [*command(node), "--patience", str(patience_s)]
-        (self.agent,) = self.cluster.start_agents(self.attempt, self.end.endpoint)
+            self.cluster.agent_command = lambda *args: [*command(*args), "--patience", str(patience_s)]
+        self.start_agent()
 
     async def _open(self) -> None:
         self.end = ControllerEnd(self.run.secrets, self.attempt)
+
+    def start_agent(self) -> None:
+        """Again, if there was one."""
+        self.agent = self.cluster.start_agent(NODE, self.attempt, self.end.endpoint)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, WAIT_S))

@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from pipeline import wire
+from pipeline.core.errors import RunError
 from pipeline.processes import python_command, python_environment
 from pipeline.run_folder import RunFolder
-from tests.slurm.rig import NODE, Rig, children, is_gone, shared_memory, until
+from tests.slurm.rig import NODE, Rig, children, is_gone, shared_memory, temporary_folders, until
 
 MakeRig = Callable[..., Rig]
 
@@ -34,7 +36,7 @@ def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
 
 
 def family(rig: Rig) -> list[int]:
-    """The pids of agent, zygote and all workers."""
+    """The pids of agent, guardian, zygote and all workers."""
     pids = [rig.agent.pid]
     for pid in pids:
         pids += children(pid)
@@ -44,16 +46,17 @@ def family(rig: Rig) -> list[int]:
 def assert_nothing_left(rig: Rig, pids: list[int]) -> None:
     until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
     assert shared_memory(rig.run, rig.attempt) == []
+    assert temporary_folders(pids[0]) == []
 
 
 def serve(rig: Rig) -> list[int]:
-    """Join ▶ NodeReady ▶ a worker; returns all pids."""
+    """Join ▶ NodeReady ▶ a worker; returns the pids of agent, guardian, zygote and worker."""
     rig.welcome()
     rig.expect(wire.NodeReady)
     rig.start_worker("rollout-0")
     rig.ready("rollout-0")
     pids = family(rig)
-    assert len(pids) == 3 and rig.pids["rollout-0"] == pids[2]
+    assert len(pids) == 4 and rig.pids["rollout-0"] == pids[3]
     return pids
 
 
@@ -108,31 +111,82 @@ def test_the_death_of_its_zygote_is_the_death_of_a_node_which_starts_again(make_
     rig.start_worker("deaf-0", main="tests.slurm.tasks:deaf")
     rig.ready("deaf-0")
     pids = family(rig)
-    os.kill(pids[1], signal.SIGKILL)
+    os.kill(pids[2], signal.SIGKILL)
     assert rig.expect(wire.NodeFailed).reason.startswith("the zygote ended: killed by SIGKILL")
     assert rig.agent.wait(10) == 1
     assert_nothing_left(rig, pids)
-    rig.agent = rig.cluster.restart(NODE)
+    rig.start_agent()
     serve(rig)
 
 
-def open_files(rig: Rig) -> dict[str, int]:
-    """Name and inode of each file of the run in shared memory."""
-    return {name: os.stat(f"/dev/shm/{name}").st_ino for name in shared_memory(rig.run, rig.attempt)}
+def leave_temporary_file() -> str:
+    """What a library in a worker does."""
+    fd, path = tempfile.mkstemp(prefix="vllm_")
+    os.close(fd)
+    return path
 
 
-def test_a_stopped_agent_is_replaced_and_what_it_left_is_removed(make_rig: MakeRig) -> None:
+def test_a_stopped_agent_is_replaced_once_nothing_of_it_is_left(make_rig: MakeRig) -> None:
     rig = make_rig()
     pids = serve(rig)
+    path = rig.call("rollout-0", leave_temporary_file)
+    assert [os.path.dirname(path)] == temporary_folders(rig.agent.pid)
     os.kill(rig.agent.pid, signal.SIGSTOP)
-    rig.agent = rig.cluster.restart(NODE)  # kills the old one first
-    until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
-    left = open_files(rig)
+    before = shared_memory(rig.run, rig.attempt)
+    rig.start_agent()  # kills the old one first
+    assert all(map(is_gone, pids))
+    assert before and not any(os.path.exists(f"/dev/shm/{name}") for name in before)
+    assert not os.path.exists(os.path.dirname(path))
     rig.heard.clear()
     serve(rig)
-    made = open_files(rig)
-    # Its own agent removes what was left, unless that of another run on this machine has done it before.
-    assert made.keys() and not set(made.values()) & set(left.values())
+    assert not set(before) & set(shared_memory(rig.run, rig.attempt))
+
+
+def test_what_is_left_of_an_old_agent_keeps_the_new_one_away(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    pids = serve(rig)
+    monkeypatch.setattr("slurm.local._GONE_S", 0.2)
+    os.kill(pids[1], signal.SIGSTOP)
+    with pytest.raises(RunError, match=f"processes of its old agent {pids[0]} are still there"):
+        rig.start_agent()
+    os.kill(pids[1], signal.SIGCONT)
+    rig.start_agent()
+    rig.heard.clear()
+    serve(rig)
+
+
+def test_after_a_kill_of_everything_the_guardian_cleans_up(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    agent, guardian, *others = serve(rig)
+    path = rig.call("rollout-0", leave_temporary_file)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(guardian, signum)
+    assert os.getsid(guardian) == guardian
+    for pid in (agent, *others):
+        os.kill(pid, signal.SIGKILL)
+    rig.agent.wait()
+    start = time.monotonic()
+    assert_nothing_left(rig, [agent, guardian, *others])
+    assert not os.path.exists(path)
+    print(f"clean after {time.monotonic() - start:.3f} s")
+
+
+def test_r09_what_a_run_without_guardian_left_the_next_one_removes(make_rig: MakeRig) -> None:
+    dead, live = make_rig(), make_rig()
+    theirs = serve(live)
+    agent, guardian, *others = serve(dead)
+    for pid in (guardian, agent, *others):
+        os.kill(pid, signal.SIGKILL)
+    dead.agent.wait()
+    until(lambda: all(map(is_gone, others)), f"the end of {others}")
+    assert shared_memory(dead.run, 1) and temporary_folders(agent)
+    before = shared_memory(live.run, 1), temporary_folders(theirs[0])
+    serve(make_rig())
+    assert shared_memory(dead.run, 1) == [] and temporary_folders(agent) == []
+    assert (shared_memory(live.run, 1), temporary_folders(theirs[0])) == before and len(before[1]) == 1
+    live.call("rollout-0", os.getpid)
 
 
 def test_a_killed_controller_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def answer(request: Request) -> Script:
     return Script(tokens=[*BYTES.encode("9;12" if problem == "12" else "x"), BYTES.eos_id])
 
 
-def run(tmp_path: Path, script: Any = answer, step: int = 1, **changes: Any) -> tuple[dict[str, Any], list[Request]]:
+def run(
+    tmp_path: Path, script: Any = answer, step: int = 1, version: int = 0, **changes: Any
+) -> tuple[dict[str, Any], list[Request]]:
     evaluation = {"function": "stages.checkers:digit_sort", "num_prompts": 3, "samples": 2, "freq": 1} | changes
     config = make_config(
         data={"val_files": [write(tmp_path / "val.jsonl")]},
@@ -42,7 +44,7 @@ def run(tmp_path: Path, script: Any = answer, step: int = 1, **changes: Any) -> 
         limits={"stage_s": 0.3},
         run={"seed": step},  # another seed of the run changes nothing
     )
-    engine = ScriptedEngine(script, version=step)
+    engine = ScriptedEngine(script, version=version or step)
     with hosted(engine) as host:
         task = FakeTask(FakeWorker(config=config, engine=host), step=step, version=step)
         return evaluate(task, task.spec), engine.requests
@@ -61,6 +63,11 @@ def test_prompts_and_seeds_do_not_depend_on_the_step(tmp_path: Path) -> None:
     assert [r.prompt_ids for r in first] == [r.prompt_ids for r in later]
     assert len({r.seed for r in first}) == 6
     assert not {r.seed for r in first} & {r.seed for r in other}
+
+
+def test_answers_of_another_version_do_not_count(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match="task-5 is for version 5, the engine has 6"):
+        run(tmp_path, step=5, version=6)
 
 
 def test_fewer_rows_than_asked_for(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def generated(queue: Any, step: int, responses: list[str], finish: str = "stop",
 def judging(
     queue: Any, step: int, script: Callable[[Request], Script], genrm: dict[str, Any] | None = None, **sections: Any
 ) -> Iterator[tuple[FakeTask, ScriptedEngine, Running]]:
-    engine = ScriptedEngine(script)
+    engine = ScriptedEngine(script, version=3)
     with hosted(engine) as host:
         config = make_config(reward={"genrm": genrm or {}}, **sections)
         task = FakeTask(FakeWorker(config=config, queue=queue, engine=host, name="n0-reward-0"), step=step)
@@ -254,7 +254,7 @@ def test_aborted_sequences_are_given_back_unjudged(queue_client: Any, step: int)
         task.end()
         running.result()
     assert [v.id for v in task.verdicts] == [ids[0]]
-    assert {id: (s.num_tokens, s.finish) for id, s in task.finals().items()} == {ids[1]: (0, "abort")}
+    assert {id: (s.num_tokens, s.finish, s.version) for id, s in task.finals().items()} == {ids[1]: (0, "abort", 3)}
     assert queue_client.get([ids[1]])[0].state == "generated"
 
 

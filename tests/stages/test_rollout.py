@@ -1,15 +1,12 @@
 """Rollout on the real queue and the real engine host, with a scripted engine: R22, R23, R24 and the order of things."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import NotOwner, StageFailed
 from pipeline.core.events import Finish
-from pipeline.queue.schema import PromptRow, SegmentRow, sequence_id
 from stages.engines.base import Output, Request
 from stages.engines.host import EngineHost
 from stages.rollout import Rollout, rollout
@@ -26,37 +23,7 @@ from tests.fakes.scripted import (
     wait_until,
 )
 from tests.fakes.tokenizers import make_tokenizer
-
-EOS = 2
-PROMPT = [1, 50, 60]
-
-
-def admit(queue: Any, step: int, num: int) -> list[str]:
-    ids = [sequence_id(step, i, 0) for i in range(num)]
-    same = {"step": step, "member": 0, "text": "q", "data_source": "", "ground_truth": "", "prompt_ids": PROMPT}
-    queue.admit([PromptRow(id=id, prompt_no=i, **same) for i, id in enumerate(ids)])
-    return ids
-
-
-@contextmanager
-def serving(
-    queue: Any, step: int, script: Callable[[Request], Script], version: int = 0, **sections: Any
-) -> Iterator[tuple[FakeTask, ScriptedEngine, Running]]:
-    engine = ScriptedEngine(script, version)
-    with hosted(engine) as host:
-        worker = FakeWorker(config=make_config(**sections), queue=queue, engine=host)
-        task = FakeTask(worker, step=step, version=version)
-        yield task, engine, Running(rollout, task)
-
-
-def put(queue: Any, id: str, turn: int, tokens: list[int], finish: str, idx: int = 0) -> None:
-    """What an earlier task left behind."""
-    queue.claim([id], [turn])
-    logprobs = [-0.1] * len(tokens)
-    row = SegmentRow(
-        id=id, idx=idx, turn=turn, tokens=tokens, logprobs=logprobs, version=0, replica="before", finish=finish
-    )
-    queue.put_segments([row])
+from tests.stages.rollouts import EOS, PROMPT, admit, put, serving
 
 
 def test_responses_become_final_segments(queue_client: Any, step: int) -> None:
@@ -291,13 +258,13 @@ def test_refused_request_stops_the_stage_and_names_the_sequence(queue_client: An
             running.result()
 
 
-def test_engine_of_another_version_gets_nothing(queue_client: Any, step: int) -> None:
+def test_engine_of_an_older_version_gets_nothing(queue_client: Any, step: int) -> None:
     ids = admit(queue_client, step, 1)
     engine = ScriptedEngine(lambda r: Script(tokens=[EOS]), version=3)
     with hosted(engine) as host:
         task = FakeTask(FakeWorker(config=make_config(), queue=queue_client, engine=host), step=step, version=4)
         task.dispatch(ids)
-        with pytest.raises(StageFailed, match="is for version 4, the engine has 3"):
+        with pytest.raises(StageFailed, match="is for version 4 or newer, the engine has 3"):
             Running(rollout, task).result()
     assert engine.requests == []
 
@@ -324,14 +291,14 @@ def test_what_ends_together_is_put_together(queue_client: Any, step: int) -> Non
     service = Rollout(task, task.spec)
     service.dispatch(ids, [1, 1, 1])
     for id in ids[:2]:
-        service.take(Output(id=id, tokens=[EOS], logprobs=[-0.1], finish="stop"))
+        service.take(Output(id=id, version=0, tokens=[EOS], logprobs=[-0.1], finish="stop"))
     now = time.monotonic()
     due = service.settle(now)
     assert due is not None and now - 1.0 < due <= now + GROUP_S
     assert task.num_reports == 0
     service.settle(due)
     assert (task.num_reports, len(task.finals()), service.num_open) == (1, 2, 1)
-    service.take(Output(id=ids[2], tokens=[EOS], logprobs=[-0.1], finish="stop"))
+    service.take(Output(id=ids[2], version=0, tokens=[EOS], logprobs=[-0.1], finish="stop"))
     assert service.settle(now) is None  # nothing runs any more: at once
     assert (task.num_reports, len(task.finals()), service.num_open) == (2, 3, 0)
 

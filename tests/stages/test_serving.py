@@ -29,7 +29,7 @@ class Echo:
 
     def abort(self, ids: Sequence[str]) -> None:
         for id in ids:
-            self.inbox.put(Output(id=id, finish="abort"))
+            self.inbox.put(Output(id=id, version=0, finish="abort"))
 
     def take(self, output: Output) -> None:
         self.open.remove(output.id)
@@ -55,7 +55,7 @@ def test_task_ends_when_it_was_told_so_and_nothing_is_open() -> None:
     thread.start()
     thread.join(0.1)
     assert thread.is_alive()  # "b" is open
-    service.inbox.put(Output(id="b", finish="stop"))
+    service.inbox.put(Output(id="b", version=0, finish="stop"))
     thread.join(20.0)
     assert not thread.is_alive() and not service.open and not service.is_withdrawn
     assert service.num_settled > 3  # it was called when it had said, without any order or output

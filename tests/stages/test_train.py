@@ -151,6 +151,7 @@ def test_an_older_attempt_may_not_save(make):
     [
         (lambda row: row.logprobs.pop(), "logprobs"),
         (lambda row: row.versions.append(0), "versions"),
+        (lambda row: row.kv_versions.clear(), "0 versions of caches"),
         (lambda row: row.tokens.append(5), "tokens"),
         (lambda row: row.prompt_ids.clear(), "its prompt is empty"),
         (lambda row: row.tokens.__setitem__(0, -1), "an id is negative"),

@@ -8,6 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,14 +152,74 @@ def test_a_sealed_version_is_loaded_and_a_missing_one_is_refused(rig: Rig) -> No
             entry = writer.entries["weight"]
             writer.buffer[entry.offset : entry.offset + 4] = b"\x00\x00\x80\x3f"
 
-    rig.send(wire.LoadVersion(worker="rollout-0", version=1, probe=None))
+    rig.send(wire.LoadVersion(worker="rollout-0", version=1, keep_kv=False, probe=None))
     assert "does not hold version 1" in rig.expect(wire.UpdateFailed, worker="rollout-0", version=1).reason
     rig.call("train-0", write)
     rig.send(wire.SealVersion(version=1))
     rig.expect(wire.VersionSealed, version=1)
-    rig.send(wire.LoadVersion(worker="rollout-0", version=1, probe=None))
+    rig.send(wire.LoadVersion(worker="rollout-0", version=1, keep_kv=False, probe=None))
     assert rig.expect(wire.VersionLoaded, worker="rollout-0", version=1).seconds < 5
     assert rig.call("rollout-0", lambda: here().worker.engine.version) == 1
+
+
+@contextmanager
+def own_rig(path: Path, **options: Any) -> Iterator[Rig]:
+    """Workers whose policy engine has these options, and a limit that tests can wait for."""
+    rig = Rig(path, rollout={"engine": {"name": "emulated", "options": options}}, limits={"engine_s": 1.0})
+    try:
+        rig.welcome()
+        rig.expect(wire.NodeReady)
+        for worker, role in (("rollout-0", "rollout"), ("train-0", "train")):
+            rig.start_worker(worker, role)
+            rig.ready(worker)
+        yield rig
+    finally:
+        rig.close()
+
+
+def begin_two() -> None:
+    """Two requests, longer than any test, until the first token; their outputs are kept in the worker."""
+    import queue
+
+    from stages.engines.base import Request
+
+    worker = here().worker
+    worker.__dict__["_box"] = outbox = queue.SimpleQueue()
+    worker.engine.submit([Request(id=f"r{n}", prompt_ids=[5, 6], max_tokens=500, seed=n) for n in range(2)], outbox)
+    outbox.get(timeout=10)
+
+
+def test_a_load_ends_what_runs_or_lets_it_go_on_and_a_hang_ends_the_worker(tmp_path: Path) -> None:
+    def outputs_until(num_ended: int, version: int) -> list[tuple[int, int | None, str]]:
+        """Until so many have ended, or one has a token of the version."""
+        worker, outputs = here().worker, []
+        while sum(o.finish != "" for o in outputs) < num_ended and not any(o.version == version for o in outputs):
+            outputs.append(worker._box.get(timeout=10))
+        worker.engine.abort(None)
+        return sorted({(o.version, o.kv_version, o.finish) for o in outputs}, key=str)
+
+    def write(version: int) -> None:
+        with here().worker.policy.write(version, 5.0):
+            pass
+
+    with own_rig(tmp_path / "run", step_s=0.005, faults=[{"kind": "hang", "step": 150}]) as rig:
+        for version, keep_kv in ((1, False), (2, True)):
+            rig.call("train-0", partial(write, version))
+            rig.send(wire.SealVersion(version=version))
+            rig.expect(wire.VersionSealed, version=version)
+            rig.call("rollout-0", begin_two)
+            rig.send(wire.LoadVersion(worker="rollout-0", version=version, keep_kv=keep_kv, probe=None))
+            rig.expect(wire.VersionLoaded, worker="rollout-0", version=version)
+            said = rig.call("rollout-0", partial(outputs_until, 2, version))
+            if keep_kv:
+                assert said == [(1, None, ""), (2, 1, "")]
+            else:
+                assert said == [(0, None, ""), (0, None, "abort")]
+        rig.submit("rollout-0", begin_two)
+        reason = rig.expect(wire.WorkerExited, worker="rollout-0").reason
+        assert reason.startswith("exit code 1") and reason.endswith("limits.engine_s is over: the engine hangs")
+        log = next((tmp_path / "run").rglob("*rollout-0*.log")).read_text()
+        assert "in _fail_if_told" in log and "in read" in log  # the engine's thread, and every other
 
 
 def test_an_emulated_worker_has_neither_torch_nor_vllm(rig: Rig) -> None:

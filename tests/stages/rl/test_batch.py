@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rl.batch import Sample, pack, plan_micro_batches, split_groups
+from stages.rl.batch import Sample, pack, plan_micro_batches, split_groups, to_sample
+from tests.fakes.tiny_policy import make_row
 
 CPU = torch.device("cpu")
 PAD = 0  # what pack() fills with
@@ -30,9 +31,15 @@ def test_pack_carries_each_tokens_own_values():
     micro = pack(rows, CPU)
     torch.testing.assert_close(micro.behaviour_T, torch.tensor([-0.1, -0.2, -0.3]))
     assert micro.advantages_T.tolist() == [0.5, 0.5, -1.5]
-    assert micro.versions_T.tolist() == [4, 5, 6]
+    assert micro.oldest_T.tolist() == [4, 5, 6]
     assert micro.first == 0 and micro.num_tokens == 3
     assert not micro.predicts_BL[:, : micro.first].any()
+
+
+def test_a_token_is_as_old_as_the_oldest_thing_it_was_made_from():
+    row = make_row(1, 0, 0, prompt_ids=[1], tokens=[5, 6, 7], logprobs=[-1.0] * 3, score=1.0)
+    row.versions[:], row.kv_versions[:] = [3, 4, 4], [3, 3, 4]
+    assert to_sample(row, 0.0).oldest == [3, 3, 4]
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 2000))

@@ -67,7 +67,7 @@ def sampled_rows(path, temperature: float, step: int = 1, scores=(1.0, 0.0)):
 def test_r34_gradient_does_not_depend_on_micro_batches_or_padding(model, kl):
     rows = make_rows(1, num_prompts=1, min_tokens=12)
     rows = [
-        replace(row, tokens=row.tokens[-n:], logprobs=row.logprobs[-n:], versions=row.versions[-n:])
+        replace(row, **{name: getattr(row, name)[-n:] for name in ("tokens", "logprobs", "versions", "kv_versions")})
         for row, n in zip(rows, (1, 12, 7, 4), strict=True)
     ]
     samples = [to_sample(row, (-1.0) ** i * (1 + i)) for i, row in enumerate(rows)]
@@ -122,8 +122,6 @@ def test_mismatch_is_of_all_parts_before_the_first_update(model):
         rows[spoilt].logprobs[0] -= 0.5
         metrics = HfTrainer(make_config(model)).train(rows, 1)
         assert metrics["mismatch/max_abs_logprob_diff"] == pytest.approx(0.5, abs=1e-4)
-    rows[3].versions[0] = -1  # not sampled under the trainer's version: it proves nothing
-    assert HfTrainer(make_config(model)).train(rows, 1)["mismatch/max_abs_logprob_diff"] < 1e-5
 
 
 def test_groups_without_variance_leave_the_loss(model):

@@ -1,0 +1,159 @@
+"""The command line. Declared here, done in the modules beside: a command imports what it needs when it runs, so that
+`--help` loads neither torch, pyarrow, mlflow nor vllm.
+
+Exit codes: 0 done, 1 failed, 2 the user's fault, 130 cancelled.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from pipeline.core.errors import ConfigError, PivotError
+from pipeline.disk import is_full_error
+
+FAILED, USER_FAULT, CANCELLED = 1, 2, 130
+_ROLES = ("rollout", "reward", "train", "controller", "queue", "agent", "zygote")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def commands() -> None:
+    """RL post-training of LLMs against a generative judge.
+
+    RUN is the folder of a run, or its name under ./runs. Exit codes: 0 done, 1 failed, 2 wrong input, 130 cancelled.
+    """
+
+
+_config_arguments = click.argument("config", nargs=-1, required=True, metavar="CONFIG... [KEY.PATH=VALUE ...]")
+_run_argument = click.argument("run")
+
+
+@commands.command()
+@_config_arguments
+@click.option("--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind.")
+@click.option("--run-dir", type=click.Path(file_okay=False), help="The run's folder.  [default: run.root/run.name]")
+@click.option("--name", help="The run's name; overrides run.name.  [default: the first file's name and the time]")
+@click.option("--wait/--detach", default=None, help="Stay and show progress, or return.  [default: wait on local]")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the whole configuration, start nothing.")
+def submit(
+    config: tuple[str, ...],
+    cluster: str | None,
+    run_dir: str | None,
+    name: str | None,
+    wait: bool | None,
+    dry_run: bool,
+) -> int:
+    """Start a run.
+
+    YAML files are composed from left to right; an argument with `=` overrides one value. Ctrl-C stops the run in
+    order (it can be resumed), a second one at once.
+    """
+    from pipeline.cli.submit import submit
+
+    return submit(config, cluster=cluster, run_dir=run_dir, name=name, wait=wait, dry_run=dry_run)
+
+
+@commands.command()
+@_run_argument
+@click.argument("settings", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
+@click.option("--step", type=click.IntRange(min=0), help="Go back to after this version was published.")
+def resume(run: str, settings: tuple[str, ...], step: int | None) -> int:
+    """Go on with a run from its newest complete checkpoint.
+
+    Settings may change that alter neither data, their order, shapes nor the loss. With --step, where newer steps are
+    there, a new run RUN-fromN is made beside the old one, which stays as it is.
+    """
+    from pipeline.cli.resume import resume
+
+    return resume(run, settings, step)
+
+
+@commands.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object (without RUN: a list of them).")
+def status(run: str | None, as_json: bool) -> int:
+    """Show how a run stands; without RUN, the runs in ./runs."""
+    from pipeline.cli.show import status
+
+    return status(run, as_json)
+
+
+@commands.command()
+@_run_argument
+@click.option("-f", "follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--role", type=click.Choice(_ROLES), help="Only of this role or process.")
+@click.option("--step", type=click.IntRange(min=0), help="Of the stage tasks of this step.")
+def logs(run: str, follow: bool, role: str | None, step: int | None) -> int:
+    """Print the logs of the newest attempt."""
+    from pipeline.cli.logs import logs
+
+    return logs(run, follow=follow, role=role, step=step)
+
+
+@commands.command()
+@_run_argument
+def cancel(run: str) -> int:
+    """Stop a run in order and wait for its end; Ctrl-C meanwhile stops it at once."""
+    from pipeline.cli.show import cancel
+
+    return cancel(run)
+
+
+@commands.command()
+@_config_arguments
+def validate(config: tuple[str, ...]) -> int:
+    """Check a configuration with all that it names: models, tokenizers, data, template, memory."""
+    from pipeline.cli.plan import validate
+
+    return validate(config)
+
+
+@commands.command()
+@_config_arguments
+def dag(config: tuple[str, ...]) -> int:
+    """Print the stages of a step and what each waits for."""
+    from pipeline.cli.plan import dag
+
+    return dag(config)
+
+
+@commands.command("_controller", hidden=True)
+@click.argument("run")
+def controller(run: str) -> int:
+    """The controller's process."""
+    from pipeline.cli.controller import run_controller
+
+    return run_controller(run)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the arguments say; return the exit code."""
+    try:
+        return int(commands.main(list(arguments), prog_name="pivot-pipeline", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return USER_FAULT
+    except ConfigError as error:
+        click.echo(f"Error: {_visible(error)}", err=True)
+        return USER_FAULT
+    except PivotError as error:
+        click.echo(f"Error: {_visible(error)}", err=True)
+        return FAILED
+    except (click.Abort, KeyboardInterrupt):
+        return CANCELLED
+    except BrokenPipeError:
+        from pipeline.cli.terminal import abandon
+
+        abandon(sys.stdout)
+        return FAILED
+    except OSError as error:
+        if not is_full_error(error):
+            raise
+        click.echo(f"Error: {_visible(error)}", err=True)
+        return FAILED
+
+
+def _visible(error: Exception) -> str:
+    from pipeline.cli.terminal import visible
+
+    return visible(str(error))

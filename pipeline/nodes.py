@@ -1,0 +1,258 @@
+"""The controller's side of its nodes: the lives of their agents, and what they say.
+
+    STARTED ─Join▶ JOINED ─NodeReady▶ SERVING ─▶ LOST (one NodeLost, once its process has ended)
+
+A life ends with the end of its agent's process. An agent that says that it leaves, whose channel is broken, or that is
+silent for too long is lost at once: nothing is sent to it, what it says is answered `Quit`, and it is killed.
+"""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline import wire
+from pipeline.begin import Cluster
+from pipeline.channel import ControllerEnd
+from pipeline.checkpoint import Newest, local_model
+from pipeline.config import Config
+from pipeline.core import events as ev
+from pipeline.core.dag import STAGES
+from pipeline.core.errors import ChannelBroken, RunError
+from pipeline.processes import beat_period_s, describe_exit, log_tail, say, when_ended
+from pipeline.run_folder import RunFolder
+from pipeline.shell import Node, Shell
+
+_LEAVE_S = 5.0
+"""How long an agent gets to leave by itself: it ends its workers and unlinks its shared memory."""
+_DEATH_S = 10.0
+"""How long a killed one may take to be dead; a process that waits for a broken disk cannot be killed."""
+_LAST_WORDS_S = 0.3
+_POLL_S = 0.005
+
+
+@dataclass(eq=False)
+class _Life:
+    """One life of a node's agent. `logs`: how long they were before it; `heard`: when it was started or last spoke
+    (monotonic); `version`: the weights that it was told to put into its memory; `reason`: why it is over."""
+
+    node: str
+    process: "subprocess.Popen[bytes]"
+    logs: dict[Path, int]
+    is_first: bool
+    heard: float
+    peer: bytes = b""
+    version: int = 0
+    reason: str = ""
+    is_reported: bool = False
+
+
+@dataclass
+class Nodes:
+    """`restored` is the checkpoint that the run started from, `newest()` (it may block) the newest one of now."""
+
+    run: RunFolder
+    config: Config
+    attempt: int
+    cluster: Cluster
+    channel: ControllerEnd
+    shell: Shell = field(init=False)
+    restored: Newest = field(init=False)
+    newest: Callable[[], Newest]
+
+    def __post_init__(self) -> None:
+        self._lives: dict[str, _Life] = {}
+        self._is_over = False
+        self._welcomes: set[asyncio.Task[None]] = set()
+        self._beat_s = beat_period_s(self.config.limits.heartbeat_s)
+
+    def adopt(self, agents: dict[str, "subprocess.Popen[bytes]"]) -> None:
+        """These have just been started, as the first of their nodes."""
+        for node, process in agents.items():
+            self._live(_Life(node, process, dict.fromkeys(self._logs(node), 0), is_first=True, heard=time.monotonic()))
+
+    def start(self, node: str) -> None:
+        """Start the node's agent again. Ends in NodeJoined or NodeLost. Main thread only."""
+        old = self._lives.get(node)
+        if old is not None:  # who asks for a new life has given up the old one
+            self._lose(old, "it is started again")
+            old.is_reported = True
+        logs = {log: log.stat().st_size if log.exists() else 0 for log in self._logs(node)}
+        try:
+            process = self.cluster.start_agent(node, self.attempt, self.channel.endpoint)
+        except (OSError, RunError) as error:
+            self.shell.post(ev.NodeLost(node=node, reason=f"its agent cannot be started: {error}"))
+            return
+        self._live(_Life(node, process, logs, is_first=False, heard=time.monotonic()))
+
+    def _live(self, life: _Life) -> None:
+        self._lives[life.node] = life
+        when_ended(life.process, lambda code: self._ended(life, code))
+
+    def _logs(self, node: str) -> list[Path]:
+        return [self.run.process_log(self.attempt, node, name) for name in ("agent", "zygote")]
+
+    # --- endless: what agents say, and whether they live -------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Consumes frames of agents, produces events; endless. Waits for the channel."""
+        while True:
+            try:
+                peer, frame = await self.channel.recv()
+            except ChannelBroken as error:
+                self._lose_peer(error.peer, str(error))
+                continue
+            life = self._of_peer(peer)
+            if isinstance(frame.body, wire.Join):
+                life = self._join(peer, frame.body)
+            if life is None:
+                await self.send(peer, wire.Quit(reason="this agent is none of the run's (any more)"))
+                continue
+            life.heard = time.monotonic()
+            self._take(life, frame.body)
+
+    async def beat(self) -> None:
+        """Tells each agent that the controller lives; declares silent ones lost; endless."""
+        before = time.monotonic()
+        while True:
+            now = time.monotonic()
+            is_awake = now - before < 2 * self._beat_s  # else what they said meanwhile has not been heard yet
+            before = now
+            for life in list(self._lives.values()):
+                limit, name = self.config.limits.heartbeat_s, "heartbeat_s"
+                if not life.peer:
+                    limit, name = self.config.limits.engine_start_s, "engine_start_s"
+                if is_awake and now - life.heard > limit:
+                    self._lose(life, f"its agent was silent for {now - life.heard:.1f} s (limits.{name})")
+                elif life.peer and not life.reason:
+                    await self.send(life.peer, wire.Beat())
+            await asyncio.sleep(self._beat_s)
+
+    async def send(self, peer: bytes, body: wire.ToAgent) -> None:
+        """To an agent; one that cannot be reached is lost."""
+        try:
+            await self.channel.send(peer, body)
+        except ChannelBroken as error:
+            self._lose_peer(peer, str(error))
+
+    async def close(self, reason: str) -> None:
+        """End all agents in order, as far as they do; then what is left of them."""
+        self._is_over = True
+        for life in self._lives.values():
+            if life.peer:
+                await self.send(life.peer, wire.Quit(reason=reason))
+            elif life.process.poll() is None:
+                life.process.terminate()
+        deadline = time.monotonic() + _LEAVE_S
+        while any(life.process.poll() is None for life in self._lives.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self.cluster.stop()
+
+    # --- what they say -----------------------------------------------------------------------------------------------
+
+    def _join(self, peer: bytes, join: wire.Join) -> _Life | None:
+        """The life that this agent is, if it is the one that was started last on its node."""
+        life = self._lives.get(join.node)
+        if life is None or life.process.pid != join.pid or life.peer or life.reason:
+            return None
+        life.peer = peer
+        self.shell.nodes[life.node] = Node(life.node, peer, join.num_slots, join.pid)
+        task = asyncio.create_task(self._welcome(life), name=f"welcome {life.node}")
+        self._welcomes.add(task)
+        task.add_done_callback(self._welcomes.discard)
+        return life
+
+    async def _welcome(self, life: _Life) -> None:
+        """What the node is to put into its memory: the newest checkpoint, at the run's start and at any later time."""
+        try:
+            newest = self.restored if life.is_first else await asyncio.to_thread(self.newest)
+            life.version = newest.step
+            model, copies = self.config.model, str(self.run.cache)
+            path = await asyncio.to_thread(local_model, newest.path, copies) if newest.step else model.policy.path
+        except Exception as error:  # whatever a remote file system raises
+            self._lose(life, f"there are no weights for it: {type(error).__name__}: {error}")
+            return
+        welcome = wire.Welcome(
+            policy=path,
+            policy_dtype=model.policy.dtype,
+            version=newest.step,
+            genrm=model.genrm.path,
+            genrm_dtype=model.genrm.dtype,
+            preload=preload(self.config),
+        )
+        if not life.reason:
+            await self.send(life.peer, welcome)
+
+    def _take(self, life: _Life, body: wire.FromAgent) -> None:
+        node = self.shell.nodes[life.node]
+        match body:
+            case wire.Join() | wire.Beat():
+                pass
+            case wire.NodeReady():
+                node.gps = body.gps
+                joined = ev.NodeJoined(node=node.name, num_slots=node.num_slots, version=life.version)
+                self.shell.post(joined)
+            case wire.NodeFailed():
+                self._lose(life, body.reason, grace_s=_LEAVE_S)
+            case wire.VersionSealed():
+                node.sealed = body.version
+                if all(n.sealed >= body.version for n in self.shell.nodes.values()):
+                    self.shell.post(ev.VersionSealed(version=body.version))
+            case _:
+                self.shell.on_worker(body)
+
+    # --- the end of a life -------------------------------------------------------------------------------------------
+
+    def _of_peer(self, peer: bytes) -> _Life | None:
+        return next((life for life in self._lives.values() if peer and life.peer == peer and not life.reason), None)
+
+    def _lose_peer(self, peer: bytes, reason: str) -> None:
+        life = self._of_peer(peer)
+        if life is not None:
+            self._lose(life, reason)
+
+    def _ended(self, life: _Life, returncode: int) -> None:
+        """One that left by itself has said why: that may take a moment longer than its end."""
+
+        def give_up() -> None:
+            self._lose(life, f"its agent ended: {describe_exit(returncode)}")
+            self._report(life)
+
+        is_told = bool(life.reason) or not life.peer or returncode < 0
+        asyncio.get_running_loop().call_later(0.0 if is_told else _LAST_WORDS_S, give_up)
+
+    def _lose(self, life: _Life, reason: str, grace_s: float = 0.0) -> None:
+        """Nothing of this life counts any more. It is reported when its process has ended."""
+        if life.reason:
+            return
+        life.reason = reason
+        self.shell.nodes.pop(life.node, None)
+        asyncio.get_running_loop().call_later(grace_s, self._kill, life)
+
+    def _kill(self, life: _Life) -> None:
+        if not life.is_reported and life.process.poll() is None:
+            life.process.kill()
+            asyncio.get_running_loop().call_later(_DEATH_S, self._report, life)
+
+    def _report(self, life: _Life) -> None:
+        """Once per life, with the last lines of what it and its zygote wrote."""
+        if life.is_reported or self._is_over:
+            return
+        life.is_reported = True
+        tails = ((log, log_tail(log, since=size)) for log, size in life.logs.items())
+        said = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
+        say(f"node {life.node} is lost: {life.reason}")
+        self.shell.post(ev.NodeLost(node=life.node, reason="\n".join([life.reason, *said])))
+
+
+def preload(config: Config) -> list[str]:
+    """What the zygote imports before it forks: all that this run's workers need, and nothing else."""
+    engines = {config.rollout.engine.name, config.reward.genrm.engine.name}
+    starts = ["stages.engines.vllm_start"] if "vllm" in engines else []
+    starts += ["stages.engines.torch_start"] if config.trainer.strategy != "emulated" else []
+    makers = [f"stages.engines.{name}" for name in sorted(engines)]
+    makers += ["stages.rl.emulated" if config.trainer.strategy == "emulated" else "stages.rl.trainer"]
+    paths = sorted({stage.path.partition(":")[0] for stage in STAGES if stage.path})
+    return [*starts, *makers, *paths, "stages.worker", "pipeline.queue.client"]

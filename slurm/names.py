@@ -1,0 +1,29 @@
+"""What the things of a node's agent are called outside its run's folder. Every name says whose it is."""
+
+import hashlib
+import os
+
+from pipeline.run_folder import RunFolder
+
+
+def user_prefix() -> str:
+    return f"pivot-{os.getuid()}-"
+
+
+def gps_base(run: RunFolder, attempt: int, node: str) -> str:
+    """Of this user, run, attempt and node alone."""
+    return f"{user_prefix()}{_token(run)}-{attempt}-{node}"
+
+
+def life_name(run: RunFolder, attempt: int, node: str, pid: int) -> str:
+    """Base name of the shared memory of one life of the node's agent: an old and a new one never meet."""
+    return f"{gps_base(run, attempt, node)}-{pid}"
+
+
+def temporary_prefix(run: RunFolder, pid: int) -> str:
+    """Short, for sockets are made in there and their paths have 107 bytes."""
+    return f"{user_prefix()}{_token(run)}-{pid}-"
+
+
+def _token(run: RunFolder) -> str:
+    return hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]

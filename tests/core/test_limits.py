@@ -1,0 +1,84 @@
+"""Every wait has a limit, and what happens when it runs out."""
+
+import pytest
+
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+from tests.core.test_core import hear, new_world, until
+
+
+def fences(log: list[de.Decision]) -> list[tuple[str, str]]:
+    return [(d.worker, d.reason) for d in log if isinstance(d, de.FenceReplica)]
+
+
+def test_a_worker_whose_limit_runs_out_is_killed_and_started_again() -> None:
+    world = new_world().start()
+    world.tick()
+    world.processes["rollout-0"].is_hung = True
+    world.run()
+    assert fences(world.log) == [("rollout-0", "limit exceeded: worker:rollout-0")]
+    assert world.core.ended == de.EndRun(status="done")
+
+
+@pytest.mark.parametrize(("hung", "kind"), [("rollout-0", de.LoadVersion), ("train-0", de.StartTask)])
+def test_r27_every_wait_for_a_worker_has_a_limit(hung: str, kind: type[de.Decision]) -> None:
+    world = new_world(evaluate_freq=0).start()
+    until(world, lambda d: isinstance(d, kind) and d.worker == hung)  # type: ignore[attr-defined]
+    world.processes[hung].is_hung = True
+    world.run()
+    assert fences(world.log)[0] in [
+        ("rollout-0", "limit exceeded: worker:rollout-0"),
+        ("train-0", "limit exceeded: task:train-1-4"),
+    ]
+    assert world.core.ended == de.EndRun(status="done")
+
+
+def test_r27_a_worker_that_always_hangs_ends_the_run_with_the_limit_as_its_cause() -> None:
+    world = new_world(restarts=1).start()
+    while world.core.ended is None:
+        if "reward-0" in world.processes:
+            world.processes["reward-0"].is_hung = True
+        if not world.tick():
+            world.let_time_pass()
+    assert world.core.ended.status == "failed"
+    expected = "reward-0 on n0 died 2 times without progress: limit exceeded: worker:reward-0\nkilled"
+    assert world.core.ended.reason == expected
+
+
+def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
+    world = new_world().start()
+    world.tick()
+    world.now += 1e9
+    decisions = world.core.handle(ev.TimerFired(name="worker:rollout-0"), world.now)
+    assert fences(decisions) == [("rollout-0", "limit exceeded: worker:rollout-0")]
+    world.core.handle(ev.TimerFired(name="worker:rollout-0"), world.now + 1e9)
+    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: worker:rollout-0")
+
+
+def test_nodes_that_never_come_end_the_run() -> None:
+    world = new_world().start()
+    world.channels.clear()
+    world.run()
+    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: nodes")
+
+
+def test_the_seal_of_a_version_has_a_limit() -> None:
+    world = new_world().start()
+    until(world, lambda d: isinstance(d, de.SealVersion))
+    assert "seal:1" in world.timers
+    world.channels["n0"].clear()
+    world.run()
+    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: seal:1")
+
+
+def test_a_timer_that_fires_after_it_was_cleared_or_set_anew_changes_nothing() -> None:
+    world = new_world().start()
+    until(world, lambda d: isinstance(d, de.Dispatch))
+    assert "worker:rollout-0" not in world.timers
+    assert world.give(ev.TimerFired(name="worker:rollout-0")) == []
+    world.kill("reward-0")
+    hear(world, "reward-0", ev.WorkerDied)
+    world.give(ev.WorkerDied(worker="reward-0", reason="killed"))
+    assert "worker:reward-0" in world.timers, "armed again"
+    world.give(ev.TimerFired(name="worker:reward-0"))
+    assert world.core.ended is None

@@ -1,0 +1,142 @@
+"""Random schedules on real processes: sequences taken back at random, workers, nodes, servers and controllers killed.
+
+python -m tests.scenarios.chaos RUN SEED      the controller of such a run: it aborts what runs, now and then
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from pipeline import controller
+from pipeline.cli.controller import run_controller
+from pipeline.config import load_files, save_resolved
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+from pipeline.core.core import Core
+from pipeline.core.sequences import SequenceState
+from pipeline.resume import keep_inputs
+from pipeline.run_folder import RunFolder, read_json
+from pipeline.status import EXIT_CODES
+from tests.scenarios.faults import SETTINGS, Account, account
+from tests.scenarios.runs import ROOT, pids_of, wait_for_end
+
+NUM_STEPS, PER_STEP = 4, 12
+VICTIMS = ("rollout-0", "rollout-1", "reward-0", "reward-1", "train-0", "zygote", "agent")
+LIMIT_S = 60.0
+
+
+class RestlessCore(Core):
+    """Takes running sequences back at random: each time they go on by the rules of every abort."""
+
+    random = random.Random()
+
+    def handle(self, event: ev.Event, now: float) -> list[de.Decision]:
+        decisions = super().handle(event, now)
+        if self.ended or self.random.random() > 0.1:
+            return decisions
+        aborted: dict[str, list[str]] = {}
+        for step in self.steps:
+            for seq in self.sequences.of_step(step):
+                if seq.state is SequenceState.RUNNING and self.random.random() < 0.5:
+                    aborted.setdefault(seq.task, []).append(seq.id)
+        for task, ids in aborted.items():
+            decisions.append(de.Abort(task=task, worker=self._tasks[task].worker, ids=tuple(ids)))
+        return decisions
+
+
+def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
+    """One run under a random schedule, to its end. What happened how often, and what is wrong afterwards."""
+    rng = random.Random(seed)
+    staleness, mode = rng.choice((0, 1, 1)), rng.choice(("stream", "stream", "barrier"))
+    keep_kv = rng.random() < 0.2
+    config = load_files(
+        ["configs/emulated.yaml"],
+        [
+            *SETTINGS,
+            f"trainer.total_training_steps={NUM_STEPS}",
+            *("data.train_batch_size=3", "cluster.slots_per_node=5", "rollout.flush_s=0.05"),
+            *("placement.roles.rollout.replicas=2", "placement.roles.reward.replicas=2"),
+            *(f"algorithm.staleness={staleness}", f"placement.admission={mode}", f"run.seed={seed}"),
+            *(("rollout.on_update=keep_kv", "rollout.engine.enable_prefix_caching=false") if keep_kv else ()),
+            f"run.root={path.parent}",
+        ],
+    )
+    run = RunFolder(path)
+    run.create()
+    keep_inputs(run, config)
+    save_resolved(config, run.config)
+    counts = Counter({f"staleness {staleness}": 1, mode: 1, "keep_kv": int(keep_kv)})
+    is_last = False
+    while not run.ended.exists():
+        num_kills = 0 if is_last else rng.choice((0, 1, 1, 2, 3))
+        is_last = _attempt(run, seed, rng, num_kills, counts)
+    assert read_json(run.ended)["status"] == "done", read_json(run.status)
+    wait_for_end(path)
+    for attempt in run.attempts():
+        text = run.journal(attempt).read_text()
+        counts["aborts"] += text.count('"finish":"abort"')
+        counts["updates"] += text.count('"event":"VersionLoaded"')
+    return counts, account(path, NUM_STEPS, PER_STEP, staleness)
+
+
+def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, counts: Counter[str]) -> bool:
+    """One life of the controller. True if it was killed, or had not to be."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "PYTHON"))}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tests.scenarios.chaos", str(run.path), str(seed)],
+        cwd=ROOT,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    try:
+        journal = run.journal((run.attempts() or [0])[-1] + 1)
+        for _ in range(num_kills):
+            while process.poll() is None and not (journal.exists() and b"NodeJoined" in journal.read_bytes()):
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.5))
+            name = rng.choice((*VICTIMS, *VICTIMS, "queue", "controller"))
+            if process.poll() is not None:
+                break
+            if name == "controller":
+                process.kill()
+                process.wait()
+                counts["controller"] += 1
+                wait_for_end(run.path)
+                return True
+            if pid := _pid(run, name):
+                os.kill(pid, signal.SIGKILL)
+                counts[name.partition("-")[0]] += 1
+        out, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == EXIT_CODES["done"], f"seed {seed}: exit code {process.returncode}\n{out}"
+        return True
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def _pid(run: RunFolder, name: str) -> int | None:
+    log = run.logs(run.attempts()[-1]) / ("queue.log" if name == "queue" else f"local-0-{name}.log")
+    for pid in pids_of(run.path):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/1") == str(log):
+                return pid
+        except OSError:
+            continue
+    return None
+
+
+if __name__ == "__main__":
+    RestlessCore.random.seed(int(sys.argv[2]))
+    controller.Core = RestlessCore  # type: ignore[misc]
+    sys.exit(run_controller(sys.argv[1]))
