@@ -167,7 +167,7 @@ class Shell:
                 self.step_parts(decision.step).num_sequences = (trained, dropped)
                 self.post(ev.BatchTrained(step=decision.step, num_trained=trained, num_dropped=dropped))
             case de.SealVersion():
-                for node in self.nodes.values():
+                for node in list(self.nodes.values()):
                     await self._send(node.peer, wire.SealVersion(version=decision.version))
             case de.LoadVersion():
                 probe = self._probes.get(decision.version)
@@ -194,7 +194,7 @@ class Shell:
             main="stages.worker:main",
             options=options,
         )
-        await self._send(self.nodes[decision.node].peer, message)
+        await self._to_node(decision.node, message)
 
     async def _start_task(self, decision: de.StartTask) -> None:
         spec = StageSpec(
@@ -227,7 +227,11 @@ class Shell:
         return await asyncio.get_running_loop().run_in_executor(self._io, lambda: call(*args))
 
     async def _to_worker(self, worker: str, message: wire.ToAgent) -> None:
-        node = self.nodes.get(self.core.fleet.workers[worker].node)
+        await self._to_node(self.core.fleet.workers[worker].node, message)
+
+    async def _to_node(self, name: str, message: wire.ToAgent) -> None:
+        """Nothing is said to a node that is lost; the event that says so is on its way."""
+        node = self.nodes.get(name)
         if node is not None:
             await self._send(node.peer, message)
 

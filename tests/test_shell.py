@@ -1,17 +1,23 @@
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from pipeline import wire
 from pipeline.config import load_files
 from pipeline.core import decisions as de
 from pipeline.core.core import Core
+from pipeline.core.events import Role
 from pipeline.journal import Journal
-from pipeline.shell import Shell
+from pipeline.shell import Node, Shell
 from tests.fakes.world import make_plan
 
 
 class RecordedBefore:
     """A queue that has the row already: the answer to the first call was lost with its server."""
+
+    endpoint = "grpc://nowhere"
 
     def record_step(self, step: int, row: dict[str, Any]) -> bool:
         return False
@@ -20,26 +26,55 @@ class RecordedBefore:
         return [(above + 1, {"a": 1.0}), (above + 2, {"a": 2.0})]
 
 
-def test_the_durable_row_is_exported_though_the_answer_to_its_recording_was_lost(tmp_path: Path) -> None:
-    exported: list[tuple[int, dict[str, float | None]]] = []
+Rows = list[tuple[int, dict[str, float | None]]]
 
-    async def record() -> None:
-        journal = Journal(tmp_path / "journal")
-        shell = Shell(
-            core=Core(make_plan()),
-            config=load_files(["configs/emulated.yaml"]),
-            attempt=1,
-            journal=journal,
-            send=lambda peer, body: asyncio.sleep(0),
-            make_row=lambda step, parts: {"a": 9.0},
-            export=lambda step, row: exported.append((step, row)),
-            newest_checkpoint=str,
-            start_node=exported.clear,  # type: ignore[arg-type]
-        )
-        shell.queue = RecordedBefore()  # type: ignore[assignment]
-        await shell._perform(de.RecordStep(step=3))
+
+@asynccontextmanager
+async def new_shell(folder: Path, exported: Rows, sent: list[Any]) -> AsyncIterator[Shell]:
+    async def send(peer: bytes, body: Any) -> None:
+        sent.append(body)
+
+    journal = Journal(folder / "journal")
+    shell = Shell(
+        core=Core(make_plan()),
+        config=load_files(["configs/emulated.yaml"]),
+        attempt=1,
+        journal=journal,
+        send=send,
+        make_row=lambda step, parts: {"a": 9.0},
+        export=lambda step, row: exported.append((step, row)),
+        newest_checkpoint=str,
+        start_node=sent.append,
+    )
+    shell.queue = RecordedBefore()  # type: ignore[assignment]
+    try:
+        yield shell
+    finally:
         shell.close()
         journal.close()
 
+
+def test_the_durable_row_is_exported_though_the_answer_to_its_recording_was_lost(tmp_path: Path) -> None:
+    exported: Rows = []
+
+    async def record() -> None:
+        async with new_shell(tmp_path, exported, []) as shell:
+            await shell._perform(de.RecordStep(step=3))
+
     asyncio.run(record())
     assert exported == [(3, {"a": 1.0})]
+
+
+def test_nothing_is_said_to_a_node_that_is_lost_before_the_core_knows(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    async def start() -> None:
+        async with new_shell(tmp_path, [], sent) as shell:
+            start = de.StartWorker(worker="rollout-0", role=Role.ROLLOUT, node="n0", slots=(0,), version=0)
+            await shell._perform(start)
+            assert not sent
+            shell.nodes["n0"] = Node("n0", b"peer", 3, 1)
+            await shell._perform(start)
+
+    asyncio.run(start())
+    assert [type(message) for message in sent] == [wire.StartWorker]
