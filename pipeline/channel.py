@@ -23,6 +23,7 @@ _END_NAMES = ("server", "agent")
 
 def make_keys(secrets: Path) -> None:
     """Write the run's CURVE key pairs, 0600. Existing ones stay: an older attempt's agent must still hear `Quit`."""
+    secrets.mkdir(mode=0o700, exist_ok=True)
     for name in _END_NAMES:
         for suffix, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):
             if not (secrets / f"{name}.secret").exists():

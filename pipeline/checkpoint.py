@@ -4,7 +4,8 @@ A checkpoint is complete when its MANIFEST.json names step N and every file that
 below HASHED_BYTES) with the content that it says. Nothing else is ever read.
 
 * Local: written aside in `step_N.tmp-*`, every file and folder synced, renamed to `step_N`, parent synced.
-* Elsewhere there is no rename: the manifest object is written last and removed first.
+* Elsewhere there is no rename: the manifest object is written last and removed first. An object itself is there whole
+  or not at all.
 
 So at every instant each complete checkpoint stays complete until `prune` takes it, and `prune` keeps the newest ones.
 One process writes: the trainer's worker.
@@ -15,22 +16,26 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.core.errors import RunError
 from pipeline.kill_points import kill_point
+from pipeline.remote import NOT_THERE, Files
+from pipeline.stage import TaskContext, current_task
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
 HASHED_BYTES = 64 << 20
 """Larger files are checked by their size alone when a checkpoint is looked for; reading checks the content too."""
 
-_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_SHARE = 0.9
+"""Of `limits.save_s`; the rest is for the report."""
+_begun: ContextVar[tuple[TaskContext, float]] = ContextVar("_begun")
+"""The stage task that saves, and since when (monotonic)."""
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED_SAVE = re.compile(r"step_(\d+)\.tmp-\w+")
 _REMAINS = re.compile(r"step_\d+\.(tmp|old)-\w+")
@@ -44,22 +49,29 @@ class Newest(NamedTuple):
     skipped: list[tuple[str, str]]
 
 
-def _file_system(uri: str) -> tuple[Any, str]:
-    """The file system and the path in it. A path is local whatever is in it: to fsspec `::` chains file systems."""
-    if os.path.isabs(uri):
-        return LocalFileSystem(), LocalFileSystem._strip_protocol(uri)
-    fs, path = fsspec.url_to_fs(uri)
-    return fs, path
-
-
 def local_model(checkpoint: str, copies: str) -> str:
-    """The checkpoint's model/ as a local folder; what lies elsewhere is copied below `copies` first."""
-    fs, path = _file_system(f"{checkpoint}/model")
-    if isinstance(fs, LocalFileSystem):
-        return str(path)
-    copy = f"{copies}/{checkpoint.rstrip('/').rpartition('/')[2]}/model"
-    fs.get(path, copy, recursive=True)
-    return copy
+    """The checkpoint's model/ as a local folder; what lies elsewhere is copied below `copies` first, and is then what
+    the manifest says. Several may copy at once."""
+    files = Files(checkpoint)
+    if files.is_local:
+        return f"{files.root}/model"
+    found = Checkpoint(checkpoint)
+    names = sorted(name for name in found.files if name.startswith("model/"))
+    content = hashlib.sha256("".join(found.files[name]["sha256"] for name in names).encode()).hexdigest()
+    copy = f"{copies}/{checkpoint.rstrip('/').rpartition('/')[2]}-{content[:16]}"
+    if not os.path.isdir(copy):
+        aside = f"{copy}.tmp-{uuid.uuid4().hex[:8]}"
+        try:
+            for name in names:
+                found.copy(name, f"{aside}/{name}")
+            try:
+                os.rename(aside, copy)
+            except OSError:
+                if not os.path.isdir(copy):  # else another was faster
+                    raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return f"{copy}/model"
 
 
 class Checkpoint:
@@ -67,8 +79,12 @@ class Checkpoint:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fs, self._folder = _file_system(path)
-        self.files: dict[str, Any] = json.loads(self._fs.cat_file(f"{self._folder}/{MANIFEST}"))["files"]
+        self._store = Files(path)
+        manifest = self._store.read("cat_file", f"{self._store.root}/{MANIFEST}")
+        self.files: dict[str, Any] = json.loads(manifest)["files"]
+
+    def _time_for(self, name: str) -> dict[str, int]:
+        return {"num_bytes": self.files[name]["size"]}
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
@@ -76,21 +92,33 @@ class Checkpoint:
     def read(self, name: str) -> bytes:
         if name not in self.files:
             raise RunError(f"{self.path} has no {name}; it has {', '.join(self.files)}")
-        data: bytes = self._fs.cat_file(f"{self._folder}/{name}")
+        data: bytes = self._store.read("cat_file", f"{self._store.root}/{name}", **self._time_for(name))
         if hashlib.sha256(data).hexdigest() != self.files[name]["sha256"]:
             raise RunError(f"{self.path}/{name} is damaged: its sha256 is not that of the manifest")
         return data
+
+    def copy(self, name: str, target: str) -> None:
+        """The file as a local one, without having all of it in memory."""
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        self._store.read("get_file", f"{self._store.root}/{name}", target, **self._time_for(name))
+        with open(target, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.files[name]["sha256"]:
+                raise RunError(f"{self.path}/{name} is damaged: its sha256 is not that of the manifest")
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Where the store is not local, what a stage task does here ends within `limits.save_s`. Raises RunError with the URL
+    for whatever goes wrong there.
+    """
 
     def __init__(self, uri: str) -> None:
-        self._fs, self._root = _file_system(uri)
-        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._files = Files(uri)
+        self._root, self._is_local = self._files.root, self._files.is_local
         self._uri = self._root if self._is_local else uri.rstrip("/")
 
     def path(self, step: int) -> str:
@@ -103,6 +131,7 @@ class CheckpointStore:
         `files` is consumed one by one, and not at all when `step` is complete already. If anything fails, what was
         there before is untouched.
         """
+        self._limit()
         if self._fault(step) is not None:
             if self._is_local:
                 self._save_aside(step, files)
@@ -136,6 +165,7 @@ class CheckpointStore:
         prunes that died. Damaged folders with a manifest stay: they may be somebody's copy. Returns the names."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint is kept")
+        self._limit()
         complete = self.complete()
         removed = [f"step_{step}" for step in complete[:-keep]]
         for name in removed:
@@ -146,9 +176,9 @@ class CheckpointStore:
                 match
                 and complete
                 and int(match[1]) < complete[-1]
-                and not self._fs.exists(self._inside(name, MANIFEST))
+                and not self._files.is_there(self._inside(name, MANIFEST))
             ):
-                self._fs.rm(self._inside(name), recursive=True)
+                self._files.change("rm", self._inside(name), recursive=True)
                 removed.append(name)
         return removed
 
@@ -158,11 +188,12 @@ class CheckpointStore:
         return "/".join((self._root, *names))
 
     def _names(self) -> list[str]:
-        self._fs.invalidate_cache()
+        self._files.forget()
         try:
-            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False))
+            entries = self._files.read("ls", self._root, detail=False)
         except FileNotFoundError:
             return []
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
 
     def _newest_first(self) -> list[tuple[int, str]]:
         """(step, name) of what is, or should have become, a checkpoint."""
@@ -175,9 +206,9 @@ class CheckpointStore:
         """Why `step` is no complete checkpoint, or None if it is one."""
         folder = self._inside(f"step_{step}")
         try:
-            manifest = json.loads(self._fs.cat_file(f"{folder}/{MANIFEST}"))
+            manifest = json.loads(self._files.read("cat_file", f"{folder}/{MANIFEST}"))
             said, files = manifest["step"], manifest["files"].items()
-        except _NOT_THERE:
+        except NOT_THERE:
             return f"{MANIFEST} is missing"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{MANIFEST} cannot be read: {error!r}"
@@ -185,18 +216,29 @@ class CheckpointStore:
             return f"its manifest is that of step {said}"
         for name, entry in files:
             try:
-                size = self._fs.info(f"{folder}/{name}")["size"]
+                size = self._files.read("info", f"{folder}/{name}")["size"]
                 if size != entry["size"]:
                     return f"{name} has {size} bytes, not {entry['size']}"
                 if size < HASHED_BYTES:
-                    data = self._fs.cat_file(f"{folder}/{name}")
+                    data = self._files.read("cat_file", f"{folder}/{name}")
                     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
                         return f"{name} has another content than the manifest says"
-            except _NOT_THERE:
+            except NOT_THERE:
                 return f"{name} is missing"
         return None
 
     # --- writing -----------------------------------------------------------------------------------------------
+
+    def _limit(self) -> None:
+        """All that a stage task saves and prunes ends a little before `limits.save_s`: at that the task is killed, and
+        nobody would learn which store it waited for."""
+        task = current_task.get(None)
+        if task is None:
+            return
+        if _begun.get(None) is None or _begun.get()[0] is not task:
+            _begun.set((task, time.monotonic()))
+        save_s = task.worker.config.limits.save_s
+        self._files.limit(_begun.get()[1] + _SHARE * save_s, f"limits.save_s ({save_s:g} s)")
 
     def _save_aside(self, step: int, files: Iterable[tuple[str, bytes]]) -> None:
         target = self._inside(f"step_{step}")
@@ -217,9 +259,11 @@ class CheckpointStore:
 
     def _save_in_place(self, step: int, files: Iterable[tuple[str, bytes]]) -> None:
         folder = self._inside(f"step_{step}")
-        if self._fs.exists(f"{folder}/{MANIFEST}"):  # of a damaged one: it must not vouch for a mixture
-            self._fs.rm_file(f"{folder}/{MANIFEST}")
+        if self._files.is_there(f"{folder}/{MANIFEST}"):  # of a damaged one: it must not vouch for a mixture
+            self._files.change("rm_file", f"{folder}/{MANIFEST}")
+            kill_point("checkpoint.manifest_removed")
         self._write_all(folder, step, files)
+        kill_point("checkpoint.after_manifest")
 
     def _write_all(self, folder: str, step: int, files: Iterable[tuple[str, bytes]]) -> None:
         """The files, then the manifest."""
@@ -233,7 +277,7 @@ class CheckpointStore:
 
     def _write(self, path: str, data: bytes) -> None:
         if not self._is_local:
-            self._fs.pipe_file(path, data)
+            self._files.change("pipe_file", path, data)
             return
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(path, "xb") as file:
@@ -248,9 +292,9 @@ class CheckpointStore:
             os.rename(self._inside(name), self._inside(aside))
             name = aside
         else:
-            self._fs.rm_file(self._inside(name, MANIFEST))
+            self._files.change("rm_file", self._inside(name, MANIFEST))
         kill_point("checkpoint.prune")
-        self._fs.rm(self._inside(name), recursive=True)
+        self._files.change("rm", self._inside(name), recursive=True)
 
 
 def _sync_folder(path: str) -> None:

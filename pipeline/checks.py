@@ -15,7 +15,8 @@ _STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databrick
 def check_all(config: Config) -> None:
     """Raise ConfigError with all that is wrong: packages, models, tokenizers, data, template, evaluation, room.
 
-    Reads files (all of the data) but imports nothing heavy and starts nothing.
+    Reads files (all of the data) but imports nothing heavy and starts nothing. Where checkpoint.uri is a URL, a small
+    file is written there, and removed.
     """
     from pipeline import data
     from pipeline.stage import resolve
@@ -23,6 +24,7 @@ def check_all(config: Config) -> None:
     wrong = [
         *_failures(check_packages, config, is_installed),
         *_failures(check_tracking, config.tracking.uri),
+        *_failures(check_checkpoints, config.checkpoint.uri),
         *_failures(check_batch, config),
         *_failures(data.check_evaluate, config),
         *_failures(resolve("stages.genrm.prompt:check_template"), config.reward.genrm.template),
@@ -103,15 +105,29 @@ def check_length(config: Config) -> None:
 
 
 def check_batch(config: Config) -> None:
-    """A step takes different prompts."""
+    """Data files can be read by all processes, and a step takes different prompts."""
     from pipeline import data
 
+    for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
+        for file in files:
+            if "://" in file:
+                from pipeline.remote import refuse_unusable
+
+                refuse_unusable(key, file)
     rows = data.check(config.data).num_rows
     if config.data.train_batch_size > rows:
         raise ConfigError(
             f"data.train_batch_size is {config.data.train_batch_size}, but data.train_files hold {rows} rows: valid is "
             f"1 to {rows}"
         )
+
+
+def check_checkpoints(uri: str) -> None:
+    """A URL is tried: with wrong credentials a run would only fail when it saves, after hours of work."""
+    if "://" in uri:
+        from pipeline.remote import check_store
+
+        check_store("checkpoint.uri", uri)
 
 
 def check_tracking(uri: str) -> None:

@@ -57,6 +57,7 @@ def make_plan(config: Config) -> RunPlan:
         evaluate_freq=config.evaluate.freq,
         restarts=config.limits.restarts,
         stage_s=config.limits.stage_s,
+        save_s=config.limits.save_s,
         engine_start_s=config.limits.engine_start_s,
         staleness=config.algorithm.staleness,
         is_streaming=config.placement.admission == "stream",
@@ -141,7 +142,6 @@ class Controller:
             send=self.nodes.send,
             make_row=self._make_row,
             export=self._export,
-            newest_checkpoint=lambda: self._newest_checkpoint().path,
             start_node=self.nodes.start,
         )
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
@@ -256,6 +256,7 @@ class Controller:
                 self.status.write(status="cancelled", stage="")
                 self.reserve.give_back()
                 self.queue.stop()
+                write_json(self.run.ended, {"status": "cancelled", "attempt": self.attempt})
             self.cluster.stop()
             os._exit(EXIT_CODES["cancelled"])
         self.shell.post(ev.CancelAsked(reason=f"stopped by {sig.name}"))

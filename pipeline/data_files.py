@@ -4,6 +4,7 @@ A plain jsonl file needs neither pyarrow nor fsspec, so reading one at submit co
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -12,6 +13,11 @@ from pipeline.core.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 1024
+_REMOTE_BYTES = 1 << 20
+
+
+class NoSuchFile(DataError):
+    """There is no file of this name, in a place that can be looked at."""
 
 
 def read_rows(file: str) -> Iterator[tuple[str, Any]]:
@@ -25,31 +31,83 @@ def read_rows(file: str) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{file}: unknown kind of file; valid endings: {', '.join(kinds)}")
     is_empty = True
     with _open(file) as source:
-        for place, value in read(file, source):
-            is_empty = False
-            yield place, value
+        try:
+            for place, value in read(file, source):
+                is_empty = False
+                yield place, value
+        except OSError as error:  # of its disk, or of the store that it is on
+            raise DataError(f"{file}: cannot be read: {error}") from None
     if is_empty:
         raise DataError(f"{file}: the file has no row; valid: at least one")
 
 
 def read_digest(file: str) -> str:
-    """SHA-256 of what the file holds. Raises DataError if it cannot be opened."""
+    """SHA-256 of what the file holds. Raises NoSuchFile, or DataError if it cannot be read."""
     with _open(file) as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
+        try:
+            return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read: {error}") from None
 
 
 def _open(file: str) -> BinaryIO:
     try:
-        if "://" not in file:
-            return open(file, "rb")
-        import fsspec
-
-        source: BinaryIO = fsspec.open(file, "rb").open()
-        return source
+        return open(file, "rb") if "://" not in file else _open_remote(file)
     except FileNotFoundError:
-        raise DataError(f"{file}: no such file") from None
-    except (OSError, ValueError, ImportError) as error:  # ValueError, ImportError: fsspec does not know the protocol
+        raise NoSuchFile(f"{file}: no such file") from None
+    except OSError as error:
         raise DataError(f"{file}: cannot be opened: {error}") from None
+
+
+def _open_remote(file: str) -> BinaryIO:
+    """Raises OSError for all that fsspec and the store's client raise, or if there is no answer in time."""
+    from pipeline.remote import CALL_S, Files, describe, within
+
+    def opened() -> Any:
+        files = Files(file)
+        files.forget()
+        return files.fs.open(files.root, "rb")
+
+    try:
+        return io.BufferedReader(_Remote(within(CALL_S, f"{CALL_S:g} s", opened)), _REMOTE_BYTES)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise OSError(describe(error)) from None
+
+
+class _Remote(io.RawIOBase):
+    """A file of fsspec whose reads end in time, and fail with OSError only."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def readinto(self, buffer: Any) -> int:
+        from pipeline.remote import CALL_S, describe, within
+
+        try:
+            data = within(CALL_S, f"{CALL_S:g} s", lambda: self._source.read(len(buffer)))
+        except Exception as error:
+            raise OSError(describe(error)) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._source.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._source.tell())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
 
 
 def _read_jsonl(file: str, source: BinaryIO) -> Iterator[tuple[str, Any]]:

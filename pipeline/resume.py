@@ -9,8 +9,8 @@ from typing import Any
 from pipeline.checks import EMULATED
 from pipeline.compose import leaves
 from pipeline.config import Config
-from pipeline.core.errors import ConfigError, DataError
-from pipeline.data_files import read_digest
+from pipeline.core.errors import ConfigError
+from pipeline.data_files import NoSuchFile, read_digest
 from pipeline.run_folder import RunFolder, read_json, write_json
 
 FREE = (
@@ -82,12 +82,12 @@ def _changed_inputs(known: Digests, config: Config) -> Iterator[str]:
 
 
 def _digests(config: Config) -> Digests:
-    """Of the training data and of both models; what is gone is left out."""
+    """Of the training data and of both models; what is gone is left out. Raises DataError if that cannot be known."""
     found: Digests = {"data.train_files": {}}
     for file in config.data.train_files:
         try:
             found["data.train_files"][file] = read_digest(file)
-        except DataError:
+        except NoSuchFile:
             continue
     for name, model in (("policy", config.model.policy), ("genrm", config.model.genrm)):
         folder = Path(model.path)

@@ -104,9 +104,10 @@ class RunFolder:
         return self.path / f"attempt_{attempt}"
 
     def attempts(self) -> list[int]:
-        """The attempts made so far, ascending."""
-        found = (re.fullmatch(r"attempt_(\d+)", p.name) for p in self.path.glob("attempt_*"))
-        return sorted(int(m[1]) for m in found if m)
+        """The attempts made so far, ascending. One whose marker was removed has left its logs."""
+        places = (*self.path.glob("attempt_*"), *self.path.glob("logs/attempt_*"))
+        found = (re.fullmatch(r"attempt_(\d+)", place.name) for place in places)
+        return sorted({int(m[1]) for m in found if m})
 
     def create(self) -> None:
         """Make the folder and those in it. Whatever the umask, nobody else may write to the parents made on the way.

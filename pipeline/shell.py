@@ -80,7 +80,6 @@ class Shell:
         send: Callable[[bytes, wire.ToAgent], Awaitable[None]],
         make_row: Callable[[int, StepParts], Row],
         export: Callable[[int, Row], None],
-        newest_checkpoint: Callable[[], str],
         start_node: Callable[[str], None],
     ) -> None:
         self.core, self.config, self.attempt = core, config, attempt
@@ -93,7 +92,7 @@ class Shell:
         """Seconds from the submission of a task to its start."""
         self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
-        self._newest_checkpoint, self._start_node = newest_checkpoint, start_node
+        self._start_node = start_node
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._probes: dict[int, wire.Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -183,16 +182,13 @@ class Shell:
                 self.ended.set_result(decision)
 
     async def _start_worker(self, decision: de.StartWorker) -> None:
-        options: dict[str, Any] = {"queue": self.queue.endpoint}
-        if decision.role is ev.Role.TRAIN:
-            options["checkpoint"] = await self._call(self._newest_checkpoint)
         message = wire.StartWorker(
             worker=decision.worker,
             role=decision.role,
             slots=list(decision.slots),
             version=decision.version,
             main="stages.worker:main",
-            options=options,
+            options={"queue": self.queue.endpoint},
         )
         await self._to_node(decision.node, message)
 

@@ -27,6 +27,15 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process was stopped by a signal, and so waits to be continued."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class StatusFile:
     """Owned by the controller. `pid` and `pid_start` together name its process beyond the reuse of pids."""
 

@@ -3,18 +3,21 @@
 Rows are durable in the queue's index; both exports are keyed by step, so that each step stands there once, whatever
 happened in between. MLflow lives in a thread of its own: it is imported and opened there, and while its server does
 not answer the rows wait here (and stand in metrics.jsonl) until it does. This module alone imports mlflow.
+
+Exactly once: before anything is sent, at the start and after every failure, the highest step that MLflow has is read
+back. A call that was given up may still be performed by a server that stood still, after that; so a row that is sent
+again is the same in all its parts, its time too, and MLflow's databases keep one of two equal points.
 """
 
 import json
 import math
 import os
 import re
-import subprocess
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from urllib.parse import unquote
 from pipeline.config import Config, without_passwords, without_secrets
 from pipeline.core.errors import RunError
 from pipeline.metrics import Row, only_finite
+from pipeline.node_load import NodeLoad
 from pipeline.processes import say
+from pipeline.run_facts import key_params, make_tags
 from pipeline.run_folder import RunFolder, read_json, write_atomic, write_json
 
 _STEP = "training/global_step"
@@ -41,6 +46,11 @@ _ENVIRONMENT = {
 _BATCH = 1000
 """MLflow takes no more metrics in one call."""
 _LONGEST_NAME = 250
+_REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+_LONGEST_TROUBLE = 300
+_SAMPLES_AT_ONCE = 100
+_MOST_SAMPLES = 720
+"""Two hours of the nodes' load may wait; of a longer outage, every second sample is kept, then every fourth, ..."""
 
 
 class MetricsLog:
@@ -62,49 +72,75 @@ class MetricsLog:
                 raise RunError(f"{self._path}, line {number}, is no row of metrics: {error!r}") from error
         return rows
 
-    def append(self, step: int, row: Mapping[str, float | None]) -> None:
+    def append(self, step: int, row: Row) -> None:
+        """Gives the row its time, if it has none: that of every export."""
+        row.setdefault("time", time.time())
         if step > self._last:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(_line(step, row))
             self._last = step
 
-    def rewrite(self, rows: Iterable[tuple[int, Mapping[str, float | None]]]) -> None:
-        """Make the file what the durable rows say, in one step. A row without a time keeps the one it has here."""
-        times = {step: {"time": row["time"]} for step, row in self.rows() if "time" in row}
+    def rewrite(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """Make the file what the durable rows say, in one step. A row without a time gets the one that it has here."""
+        times = {step: row["time"] for step, row in self.rows() if "time" in row}
         ordered = sorted(dict(rows).items())
-        write_atomic(self._path, "".join(_line(step, times.get(step, {}) | dict(row)) for step, row in ordered))
+        for step, row in ordered:
+            row.setdefault("time", times.get(step, time.time()))
+        write_atomic(self._path, "".join(_line(step, row) for step, row in ordered))
         self._last = ordered[-1][0] if ordered else -1
 
 
-def _line(step: int, row: Mapping[str, float | None]) -> str:
-    return json.dumps({"step": step, "time": time.time(), **only_finite(row)}, allow_nan=False) + "\n"
+def _line(step: int, row: Row) -> str:
+    return json.dumps({"step": step, "time": row["time"], **only_finite(row)}, allow_nan=False) + "\n"
 
 
 class Tracking:
     """The run's side of MLflow. Every method returns at once (`close` within its limit) and none raises.
 
-    `retry_s`: first wait after a failure; it doubles up to 32 times that.
+    `retry_s`: first wait after a failure; it doubles up to 32 times that. `load_s`: between samples of the nodes' load.
     """
 
-    def __init__(self, run: RunFolder, config: Config, attempt: int, retry_s: float = 1.0) -> None:
-        self.location: dict[str, str] | None = None
-        """Where the run is found, once it was opened: `uri` (without a password) and `run_id`."""
-        self._run, self._config, self._attempt, self._retry_s = run, config, attempt, retry_s
+    def __init__(
+        self, run: RunFolder, config: Config, attempt: int, retry_s: float = 1.0, load_s: float = 10.0
+    ) -> None:
+        self._run, self._config, self._attempt = run, config, attempt
+        self._retry_s, self._load_s = retry_s, load_s
         self._is_off = config.tracking.uri == "none"
-        self._pending: deque[tuple[int, Mapping[str, float | None]]] = deque()
+        self._pending: deque[tuple[int, Row]] = deque()
+        self._samples: list[tuple[float, dict[str, float]]] = []
+        self._num_points = 0
+        """Of all that waits."""
         self._wake = threading.Condition()
+        self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._where = {"uri": without_passwords(config.tracking.uri or _database(run.mlflow_db)), "run_id": ""}
+        self._trouble = ""
         self._end: str | None = None
         self._deadline = math.inf
 
-    def resume(self, rows: Iterable[tuple[int, Mapping[str, float | None]]]) -> None:
+    @property
+    def location(self) -> dict[str, Any] | None:
+        """Where the run is found, and what is not there yet; None while MLflow is not used.
+
+        `uri` (without a password), `run_id` ("" before the first answer), `unsent_steps`, `unsent_points`, and the
+        `trouble` that they wait for, if there is any.
+        """
+        if self._thread is None:
+            return None
+        unsent = {"unsent_steps": len(self._pending), "unsent_points": self._num_points, "trouble": self._trouble}
+        return self._where | unsent
+
+    def resume(self, rows: Iterable[tuple[int, Row]]) -> None:
         """The durable rows of earlier attempts: what MLflow does not have yet is sent."""
         for step, row in rows:
             self.log(step, row)
 
-    def log(self, step: int, row: Mapping[str, float | None]) -> None:
+    def log(self, step: int, row: Row) -> None:
+        """The row's time is from now on what it is, however often it has to be sent."""
+        row = {"time": time.time(), **row}
         with self._wake:
             self._pending.append((step, row))
+            self._num_points += len(row)
             self._wake.notify()
 
     def open(self) -> None:
@@ -112,12 +148,14 @@ class Tracking:
         if self._thread is None and not self._is_off:
             self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
             self._thread.start()
+            threading.Thread(target=self._watch_load, name="node load", daemon=True).start()
 
     def close(self, status: str, timeout_s: float = 30.0) -> bool:
         """Send what waits and the run's true end; True if all arrived within `timeout_s`.
 
         A run that neither has rows nor was ever opened (a failed start) is not opened for its end.
         """
+        self._is_over.set()
         with self._wake:
             self._end, self._deadline = _END_STATUS[status], time.monotonic() + timeout_s
             self._wake.notify()
@@ -128,8 +166,6 @@ class Tracking:
         self._thread.join(timeout_s)
         if self._pending or self._thread.is_alive():
             _say(f"{len(self._pending)} rows did not reach MLflow; they stand in {self._run.metrics}")
-            where = self.location or {"uri": without_passwords(self._config.tracking.uri), "run_id": ""}
-            self.location = where | {"unsent": str(len(self._pending))}
             return False
         return True
 
@@ -141,17 +177,18 @@ class Tracking:
         while time.monotonic() < self._deadline:
             try:
                 session = session or _Session(self._run, self._config, self._attempt)
-                self.location = session.location
+                self._where = session.location
                 self._send_all(session)
                 if failures:
                     _say("MLflow answers again; everything was sent")
-                failures = 0
+                failures, self._trouble = 0, ""
                 if self._end is not None:
                     session.client.set_terminated(session.run_id, self._end)
                     return
             except Exception as error:  # the border: tracking never raises into training
                 session = None  # a new one reads back what arrived
                 failures += 1
+                self._trouble = without_passwords(f"{type(error).__name__}: {error}")[:_LONGEST_TROUBLE]
                 if failures == 1:
                     _say(f"MLflow does not answer; rows wait until it does: {type(error).__name__}: {error}")
             with self._wake:
@@ -160,15 +197,39 @@ class Tracking:
                     if self._end is not None:
                         self._wake.wait(min(self._retry_s, 0.5))
                 else:
-                    self._wake.wait_for(lambda: self._pending or self._end)
+                    self._wake.wait_for(lambda: self._pending or self._samples or self._end)
 
     def _send_all(self, session: "_Session") -> None:
         while self._pending:
             step, row = self._pending[0]
             if step > session.last_step:
                 session.send(step, row)
-            self._pending.popleft()
+            with self._wake:
+                self._pending.popleft()
+                self._num_points -= len(row)
         session.describe()
+        while samples := self._samples[:_SAMPLES_AT_ONCE]:
+            session.send_load(samples)
+            with self._wake:
+                sent = {at for at, _ in samples}
+                self._samples = [sample for sample in self._samples if sample[0] not in sent]
+                self._num_points -= sum(len(row) for _, row in samples)
+
+    def _watch_load(self) -> None:
+        """Consumes nothing, produces samples of the nodes' load; ends with the run. Waits for time to pass."""
+        try:
+            load = NodeLoad(os.getpid())
+            while not self._is_over.wait(self._load_s):
+                at, row = time.time(), load.sample()
+                with self._wake:
+                    self._samples.append((at, row))
+                    if len(self._samples) > _MOST_SAMPLES:
+                        self._samples = self._samples[::2]
+                    self._num_points = sum(len(row) for _, row in self._pending)
+                    self._num_points += sum(len(sample) for _, sample in self._samples)
+                    self._wake.notify()
+        except Exception as error:  # the border: whatever /proc may hold
+            _say(f"the nodes' load is not logged any more: {type(error).__name__}: {error}")
 
 
 class _Session:
@@ -187,7 +248,9 @@ class _Session:
         self.run_id = str(known.info.run_id)
         self.location = {"uri": without_passwords(uri), "run_id": self.run_id}
         self.last_step = int(known.data.metrics.get(_STEP, -1))
+        self._began_ms = int(known.info.start_time)
         self._is_described = bool(known.data.params)
+        self._refused: set[str] = set()
         if known.info.status != "RUNNING":
             self.client.update_run(self.run_id, status="RUNNING")
         self.client.set_tag(self.run_id, "attempt", str(attempt))
@@ -208,13 +271,7 @@ class _Session:
         write_json(path, note)
         experiment = self._experiment(uri)
         found = self.client.search_runs([experiment], f"tags.pivot_run = '{note['key']}'")
-        tags = {
-            "pivot_run": note["key"],
-            "run_name": self._run.name,
-            "deployment_mode": self._config.placement.mode,
-            **_origin(self._run),
-            **_git_sha(),
-        }
+        tags = {"pivot_run": note["key"], **make_tags(self._run, self._config)}
         made = found[0] if found else self.client.create_run(experiment, run_name=self._run.name, tags=tags)
         write_json(path, note | {"run_id": made.info.run_id})
         return self.client.get_run(made.info.run_id)
@@ -229,20 +286,40 @@ class _Session:
         place = (folder / "mlartifacts").as_uri() if folder else None
         return str(self.client.create_experiment(name, artifact_location=place))
 
-    def send(self, step: int, row: Mapping[str, float | None]) -> None:
-        """One batch; a row that MLflow refuses as malformed is given up, with a message."""
-        at = int((row.get("time") or time.time()) * 1000)
+    def send(self, step: int, row: Row) -> None:
+        at = int((row.get("time") or 0) * 1000)
         values = {metric_name(k): v for k, v in only_finite(row).items() if k != "time" and v is not None}
         values[_STEP] = values.pop(_STEP, float(step))  # last: it says that the row is complete
-        metrics = [self._mlflow.entities.Metric(name, value, at, step) for name, value in values.items()]
-        try:
-            for start in range(0, len(metrics), _BATCH):
-                self.client.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
-        except self._mlflow.MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            _say(f"MLflow refused the row of step {step}: {error}")
+        self._log([self._mlflow.entities.Metric(name, value, at, step) for name, value in values.items()])
         self.last_step = step
+
+    def send_load(self, samples: list[tuple[float, dict[str, float]]]) -> None:
+        """Samples have no step of training: theirs is the second since the MLflow run began."""
+        metrics = []
+        for at, row in samples:
+            at_ms = int(at * 1000)
+            step = (at_ms - self._began_ms) // 1000
+            metrics += [self._mlflow.entities.Metric(metric_name(k), v, at_ms, step) for k, v in row.items()]
+        self._log(metrics)
+
+    def _log(self, metrics: list[Any]) -> None:
+        for start in range(0, len(metrics), _BATCH):
+            self._log_batch(metrics[start : start + _BATCH])
+
+    def _log_batch(self, metrics: list[Any]) -> None:
+        """A value that MLflow refuses is given up, with one message for its name; all others are sent."""
+        try:
+            self.client.log_batch(self.run_id, metrics=metrics)
+        except self._mlflow.MlflowException as error:
+            if error.error_code not in _REFUSED:
+                raise
+            if len(metrics) > 1:
+                half = len(metrics) // 2
+                self._log_batch(metrics[:half])
+                self._log_batch(metrics[half:])
+            elif metrics[0].key not in self._refused:
+                self._refused.add(metrics[0].key)
+                _say(f"MLflow refused {metrics[0].key} of step {metrics[0].step}: {error}")
 
     def describe(self) -> None:
         """Once per run, after its first rows: the main parameters, and the whole configuration as an artifact."""
@@ -278,50 +355,6 @@ def metric_name(name: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_.:/ -]", "_", name.replace("@", "_at_"))
     parts = [p for p in name.split("/") if p not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME] or "_"
-
-
-def key_params(config: Config) -> dict[str, Any]:
-    """What one compares runs by; everything else is in the artifact."""
-    return {
-        "run.seed": config.run.seed,
-        "run.determinism": config.run.determinism,
-        "cluster.kind": config.cluster.kind,
-        "model.policy.path": config.model.policy.path,
-        "model.policy.dtype": config.model.policy.dtype,
-        "model.genrm.path": config.model.genrm.path,
-        "data.train_batch_size": config.data.train_batch_size,
-        "rollout.n": config.rollout.n,
-        "rollout.temperature": config.rollout.temperature,
-        "rollout.max_response_length": config.rollout.max_response_length,
-        "algorithm.adv_estimator": config.algorithm.adv_estimator,
-        "algorithm.clip_ratio_low": config.algorithm.clip_ratio_low,
-        "algorithm.clip_ratio_high": config.algorithm.clip_ratio_high,
-        "algorithm.kl.coef": config.algorithm.kl.coef,
-        "algorithm.staleness": config.algorithm.staleness,
-        "trainer.total_training_steps": config.trainer.total_training_steps,
-        "trainer.updates_per_step": config.trainer.updates_per_step,
-        "trainer.lr": config.trainer.lr,
-        "placement.mode": config.placement.mode,
-    }
-
-
-def _origin(run: RunFolder) -> dict[str, str]:
-    """Of a fork: where it comes from. Its parent may stand in another database."""
-    origin = read_json(run.origin)
-    if origin is None:
-        return {}
-    tags = {"resumed_from": origin["name"], "resume_step": str(origin["step"])}
-    return tags | ({"mlflow.parentRunId": origin["mlflow_run_id"]} if origin["mlflow_run_id"] else {})
-
-
-def _git_sha() -> dict[str, str]:
-    """The commit of the checkout that this package lies in, if it does."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return {"git_sha": found.stdout.strip()} if found.returncode == 0 else {}
 
 
 def _say(text: str) -> None:

@@ -157,6 +157,12 @@ class WorkerReady(_Message, frozen=True):
     seconds: dict[str, float]
 
 
+class Alive(_Message, frozen=True):
+    """A worker lives; to its agent alone."""
+
+    worker: str
+
+
 class WorkerExited(_Message, frozen=True):
     worker: str
     reason: str
@@ -241,6 +247,8 @@ FromWorker = (
     | VersionLoaded
     | UpdateFailed
 )
+ToItsAgent = FromWorker | Alive
+"""What a worker says; all but Alive is relayed."""
 FromAgent = (
     Join
     | NodeReady
@@ -275,7 +283,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_agent = msgspec.msgpack.Decoder(Frame[ToAgent])
 _from_agent = msgspec.msgpack.Decoder(Frame[FromAgent])
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_from_worker = msgspec.msgpack.Decoder(ToItsAgent)
 
 
 def encode_frame(body: ToAgent | FromAgent, *, attempt: int, number: int) -> bytes:
@@ -292,7 +300,7 @@ def decode_from_agent(data: bytes) -> Frame[FromAgent]:
     return _from_agent.decode(data)
 
 
-def encode_message(message: ToWorker | FromWorker) -> bytes:
+def encode_message(message: ToWorker | ToItsAgent) -> bytes:
     """For the socketpair between an agent and its worker: 4 bytes of length, then the message."""
     data = _encoder.encode(message)
     return len(data).to_bytes(4, "little") + data
@@ -302,5 +310,5 @@ def decode_to_worker(data: bytes) -> ToWorker:
     return _to_worker.decode(data)
 
 
-def decode_from_worker(data: bytes) -> FromWorker:
+def decode_from_worker(data: bytes) -> ToItsAgent:
     return _from_worker.decode(data)

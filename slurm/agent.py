@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.compose import Tree, read_tree
-from pipeline.processes import SHIELD, beat_period_s, die_with_parent, python_command, python_environment
+from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
 from pipeline.run_folder import RunFolder
 from slurm.guardian import Guardian, TemporaryFolder
 from slurm.names import life_name, temporary_prefix
@@ -112,7 +112,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         attempt=args.attempt,
         endpoint=args.endpoint,
         patience_s=args.patience,
-        beat_s=beat_period_s(config["limits"]["heartbeat_s"]),
+        heartbeat_s=config["limits"]["heartbeat_s"],
+        engine_s=config["limits"]["engine_s"],
     )
     leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)

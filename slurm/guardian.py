@@ -48,7 +48,10 @@ class TemporaryFolder:
         while True:
             self.path = root / f"{prefix}{secrets.token_hex(4)}"
             self.path.mkdir(mode=0o700)
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._fd, fcntl.LOCK_SH)
             if self.path.exists():  # else a janitor came in between
                 return

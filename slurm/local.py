@@ -3,6 +3,7 @@
 Every node is an agent process of its own, `local-0` and so on, each with its own shared memory.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -74,7 +75,8 @@ class _Agent:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a broken disk cannot be killed
+                self.process.wait(_GONE_S)
 
     def is_gone(self, timeout_s: float) -> bool:
         return bool(select.select([self.witness], [], [], timeout_s)[0])

@@ -22,6 +22,7 @@ from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
 from pipeline.gps.store import Store, janitor
 from pipeline.kill_points import kill_point
+from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from slurm.guardian import sweep
 from slurm.names import user_prefix
@@ -51,7 +52,8 @@ class Place:
     attempt: int
     endpoint: str
     patience_s: float
-    beat_s: float
+    heartbeat_s: float
+    engine_s: float
 
 
 class Node:
@@ -79,7 +81,7 @@ class Node:
         asked: asyncio.Future[None] = loop.create_future()
         loop.add_signal_handler(signal.SIGTERM, asked.cancel)
         self._channel.send(wire.Join(node=self._place.node, num_slots=self._place.num_slots, pid=os.getpid()))
-        parts = (self._obey, self._beat, self._watch_zygote, self._prepare)
+        parts = (self._obey, self._beat, self._watch_zygote, self._watch_silence, self._prepare)
         tasks = [asyncio.create_task(part(), name=part.__name__) for part in parts]
         try:
             await asyncio.gather(*tasks, asked)
@@ -134,11 +136,14 @@ class Node:
         """Tell the controller that the node lives, and notice when the controller does not."""
         while (silent := time.monotonic() - self._heard) < self._place.patience_s:
             self._channel.send(wire.Beat())
-            await asyncio.sleep(min(self._place.beat_s, self._place.patience_s - silent))
+            await asyncio.sleep(min(beat_period_s(self._place.heartbeat_s), self._place.patience_s - silent))
         raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True)
 
     async def _watch_zygote(self) -> NoReturn:
         raise Leave(await self._workers.serve(), is_failure=True)
+
+    async def _watch_silence(self) -> NoReturn:
+        raise Leave(await self._workers.watch(self._place.heartbeat_s, self._place.engine_s), is_failure=True)
 
     async def _obey(self) -> NoReturn:
         while True:

@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from pipeline import wire
-from pipeline.processes import describe_exit, log_tail
+from pipeline.processes import beat_period_s, describe_exit, log_tail
 from slurm import zygote
 
 _LAST_WORDS_S = 1.0  # what a dead worker had written is read for at most this long
@@ -35,6 +37,7 @@ class Workers:
         self._links: dict[str, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._zygote_heard = math.inf
         self._decoder = msgspec.msgpack.Decoder(zygote.FromZygote)
         control.setblocking(False)
 
@@ -67,7 +70,10 @@ class Workers:
         """Serve until the zygote ends; returns why. No zygote, no node: its workers have died with it."""
         loop = asyncio.get_running_loop()
         while data := await loop.sock_recv(self._control, zygote.MAX_MESSAGE_BYTES):
+            self._zygote_heard = time.monotonic()
             match self._decoder.decode(data):
+                case zygote.Alive():
+                    pass
                 case zygote.Ready(seconds=seconds):
                     self._ready.set_result(seconds)
                 case zygote.Failed(reason=reason):
@@ -78,6 +84,30 @@ class Workers:
                     task.add_done_callback(self._tasks.discard)
         code = await asyncio.to_thread(self._process.wait)
         return f"the zygote ended: {describe_exit(code)}"
+
+    async def watch(self, heartbeat_s: float, engine_s: float) -> str:
+        """Kill workers that are silent: stopped, or stuck as a whole. Ends when the zygote is, and says so.
+
+        Nobody is judged when this process itself stood still.
+        """
+        await self._ready
+        period_s = beat_period_s(min(heartbeat_s, engine_s))
+        before = time.monotonic()
+        while True:
+            self._tell(zygote.Ping())
+            await asyncio.sleep(period_s)
+            now = time.monotonic()
+            is_awake, before = now - before < 2 * period_s, now
+            if not is_awake:
+                self._zygote_heard = now
+                for link in self._links.values():
+                    link.heard = max(link.heard, now)
+            if (silent := now - self._zygote_heard) > heartbeat_s:
+                return f"the zygote was silent for {silent:.1f} s (limits.heartbeat_s)"
+            for link in self._links.values():
+                if (silent := now - link.heard) > engine_s:
+                    link.fault, link.heard = f"it was silent for {silent:.1f} s (limits.engine_s)", math.inf
+                    self.kill(link.worker)
 
     def close(self) -> None:
         """End the zygote and with it all workers."""
@@ -95,8 +125,11 @@ class Workers:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "little")
                 data = await reader.readexactly(size)
+                link.heard = time.monotonic()
                 try:
-                    self._on_message(wire.decode_from_worker(data))
+                    message = wire.decode_from_worker(data)
+                    if not isinstance(message, wire.Alive):
+                        self._on_message(message)
                 except Exception as error:
                     link.fault = f"what it said could not be passed on: {type(error).__name__}: {error}"
                     self.kill(link.worker)
@@ -120,3 +153,4 @@ class _Link:
         self.writer = writer
         self.log = log
         self.fault = ""
+        self.heard = math.inf  # while it starts it says nothing

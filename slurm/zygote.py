@@ -47,6 +47,14 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     worker: str
 
 
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Say that you live."""
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answers Ping."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float  # since the interpreter's start
 
@@ -60,8 +68,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     code: int  # as subprocess gives it: negative for a signal
 
 
-ToZygote = Preload | Fork | Kill
-FromZygote = Ready | Failed | Exited
+ToZygote = Preload | Fork | Kill | Ping
+FromZygote = Ready | Failed | Exited | Alive
 
 _decoder = msgspec.msgpack.Decoder(ToZygote)
 _encoder = msgspec.msgpack.Encoder()
@@ -93,6 +101,8 @@ class Zygote:
                 self._preload(modules)
             case Fork() as fork:
                 self._fork(fork, fds[0])
+            case Ping():
+                self._say(Alive())
             case Kill(worker=worker):
                 for pidfd, name in self._children.items():
                     if name == worker:

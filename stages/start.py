@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.checkpoint import CheckpointStore
 from pipeline.config import Config
 from pipeline.core.events import Role
 from pipeline.gps.segment import EMULATED
@@ -51,7 +52,7 @@ def _engine_kind(name: str) -> Callable[..., Engine]:
 
 
 def make_trainer(worker: "Worker") -> "Trainer":
-    """The trainer, at the base model or at the checkpoint that the controller names."""
+    """The trainer, at the newest complete checkpoint, or at the base model."""
     trainer: Trainer
     if worker.config.trainer.strategy == "emulated":
         from stages.rl.emulated import EmulatedTrainer
@@ -61,8 +62,8 @@ def make_trainer(worker: "Worker") -> "Trainer":
         from stages.rl.trainer import HfTrainer
 
         trainer = HfTrainer(worker.config)
-    checkpoint = worker.options.get("checkpoint", "")
-    if checkpoint:
+    uri = worker.config.checkpoint.uri or str(worker.run.checkpoints)
+    if checkpoint := CheckpointStore(uri).newest_complete().path:
         trainer.load(checkpoint)
     return trainer
 

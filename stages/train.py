@@ -28,12 +28,16 @@ def train(task: TaskContext, spec: StageSpec) -> StageResult:
 
 
 def publish(task: TaskContext, spec: StageSpec) -> StageResult:
-    """Write version `spec.version` into the weight store (its seal is the agent's), and say how to recognise it."""
+    """Write version `spec.version` into the weight store (its seal is the agent's), and say how to recognise it.
+
+    A replica that is being started may hold the slot for as long as a start may take.
+    """
     worker = task.worker
     if worker.trainer.version != spec.version:
         raise StageFailed(f"version {spec.version} cannot be published: the trainer holds {worker.trainer.version}")
     kill_point("publish.begin")
-    with worker.policy.write(spec.version, worker.config.limits.publish_s) as writer:
+    limits = worker.config.limits
+    with worker.policy.write(spec.version, limits.publish_s + limits.engine_start_s) as writer:
         worker.trainer.publish(writer)
     kill_point("publish.written")
     return {"metrics": {}, "probe": msgspec.to_builtins(worker.trainer.probe())}

@@ -25,6 +25,7 @@ from pipeline.config import Config, load_resolved
 from pipeline.core.errors import UpdateRefused
 from pipeline.core.events import Role
 from pipeline.gps.store import Store
+from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
 from stages.engines.base import EngineCounts
@@ -44,8 +45,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Worker:
     """What stage functions find as `task.worker`. Exactly one of `engine` and `trainer` is there.
 
-    `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's
-    endpoint; `checkpoint`, what a trainer starts from ("": the base model).
+    `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's endpoint.
     """
 
     def __init__(self, order: wire.WorkerOrder) -> None:
@@ -94,7 +94,7 @@ class Service:
         self._tasks: dict[str, Task] = {}
         self._for_main: queue.SimpleQueue[Task] = queue.SimpleQueue()  # the trainer's tasks
 
-    def say(self, message: wire.FromWorker) -> None:
+    def say(self, message: wire.ToItsAgent) -> None:
         """From any thread."""
         with self._sending:
             self._sock.sendall(wire.encode_message(message))
@@ -143,6 +143,12 @@ class Service:
         """The main thread of a trainer's worker: torch stays on the thread that made the model."""
         while True:
             self._run(self._for_main.get())
+
+    def live(self, period_s: float) -> NoReturn:
+        """A thread that says that this process is not stopped, and that nothing holds it as a whole."""
+        while True:
+            self.say(wire.Alive(worker=self._worker.name))
+            time.sleep(period_s)
 
     def report_counts(self, counts: EngineCounts) -> None:
         self.say(
@@ -200,6 +206,8 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     seconds = {"start": time.monotonic() - started}
     service.say(wire.WorkerReady(worker=worker.name, version=version, pid=os.getpid(), seconds=seconds))
     threading.Thread(target=service.read, name="reader", daemon=True).start()
+    period_s = beat_period_s(worker.config.limits.engine_s)
+    threading.Thread(target=service.live, args=(period_s,), name="alive", daemon=True).start()
     loop()
 
 

@@ -43,7 +43,6 @@ async def new_shell(folder: Path, exported: Rows, sent: list[Any]) -> AsyncItera
         send=send,
         make_row=lambda step, parts: {"a": 9.0},
         export=lambda step, row: exported.append((step, row)),
-        newest_checkpoint=str,
         start_node=sent.append,
     )
     shell.queue = RecordedBefore()  # type: ignore[assignment]

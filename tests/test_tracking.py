@@ -1,5 +1,6 @@
 """Tracking against a real MLflow: its sqlite store, and its HTTP server behind a door that can be shut."""
 
+import io
 import json
 import os
 import shutil
@@ -13,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config
-from pipeline.core.errors import RunError
 from pipeline.run_folder import RunFolder, read_json, write_json
-from pipeline.tracking import MetricsLog, Tracking, metric_name
+from pipeline.tracking import Tracking, metric_name
 
 LIMIT_S = 60.0
 
@@ -152,8 +152,9 @@ def test_r39_a_fork_is_a_child_with_the_history_up_to_its_step(tmp_path: Path, d
 
 
 class Door:
-    """MLflow's own server application in a thread. `mode`: serve, refuse (503), close (no answer), or the end of a
-    path: such calls are performed and their answers are lost."""
+    """MLflow's own server application in a thread. `mode`: serve, refuse (503), close (no answer), the end of a path
+    (such calls are performed and their answers are lost), `value NAME` (metrics of this name are refused), or `late`:
+    the next batch is kept and not answered; `perform_late` performs it."""
 
     def __init__(self, folder: Path, database: Path) -> None:
         os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{database}"
@@ -164,7 +165,7 @@ class Door:
         with warnings.catch_warnings(action="ignore"):
             import mlflow.server.fastapi_app  # noqa: F401 - imported by its first search, with a warning of its own
         handlers._tracking_store = None
-        self.mode, self.calls, self.lost = "serve", 0, 0
+        self.mode, self.calls, self.lost, self.late = "serve", 0, 0, {}
         self._app = app
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
         self.uri = f"http://user:hunter2@127.0.0.1:{self._server.server_port}"
@@ -178,12 +179,27 @@ class Door:
         if self.mode == "close":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             return [b""]
+        if self.mode.startswith(("value ", "late")) and environ["PATH_INFO"].endswith("runs/log-batch"):
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            environ["wsgi.input"] = io.BytesIO(body)
+            if self.mode == "late":
+                self.late, self.mode = environ, "serve"
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+                return [b""]
+            if any(metric["key"] == self.mode[6:] for metric in json.loads(body).get("metrics", ())):
+                answer = json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": "not this one"}).encode()
+                length = str(len(answer))
+                start_response("400 Bad Request", [("Content-Type", "application/json"), ("Content-Length", length)])
+                return [answer]
         answer = self._app(environ, start_response)
         if environ["PATH_INFO"].endswith(self.mode):
             self.lost += 1
             b"".join(answer)
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return answer
+
+    def perform_late(self) -> None:
+        b"".join(self._app(self.late, lambda *_: None))
 
     def stop(self) -> None:
         self._server.shutdown()
@@ -234,6 +250,36 @@ def test_r38_a_server_that_refuses_costs_nothing_and_gets_every_point_later(
     assert client.get_run(run_id).info.status == "FAILED"
     same = client.search_runs([client.get_run(run_id).info.experiment_id], "tags.run_name = 'run'")
     assert len(same) == 1
+
+
+def test_r38_a_value_that_is_refused_is_given_up_alone_with_one_warning(
+    tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]
+) -> None:
+    door.mode = "value actor/kl"
+    tracking = Tracking(make_run(tmp_path / "run"), make_config(door.uri), attempt=1, retry_s=0.02)
+    tracking.open()
+    for step in (1, 2):
+        tracking.log(step, {**row(step), "actor/kl": 0.5, **{f"m/{number}": float(number) for number in range(20)}})
+    assert tracking.close("done", LIMIT_S)
+    client, run_id = client_of(tracking, door.uri)
+    assert steps_of(client, run_id) == steps_of(client, run_id, "m/19") == [1, 2]
+    assert steps_of(client, run_id, "actor/kl") == []
+    said = capfd.readouterr().err
+    assert said.count("MLflow refused") == said.count("MLflow refused actor/kl of step 1") == 1
+
+
+def test_r38_a_call_that_was_given_up_and_is_performed_later_doubles_nothing(tmp_path: Path, door: Door) -> None:
+    """As by a server that stood still, which finds the call among those that wait for it."""
+    door.mode = "late"
+    tracking = Tracking(make_run(tmp_path / "run"), make_config(door.uri), attempt=1, retry_s=0.02)
+    tracking.open()
+    tracking.log(1, {"critic/score/mean": 0.5})
+    assert tracking.close("done", LIMIT_S)
+    client, run_id = client_of(tracking, door.uri)
+    client.update_run(run_id, status="RUNNING")
+    assert door.late and steps_of(client, run_id) == [1]
+    door.perform_late()
+    assert steps_of(client, run_id) == steps_of(client, run_id, "training/global_step") == [1]
 
 
 def test_r38_a_run_is_made_once_though_the_answer_to_its_making_is_lost(tmp_path: Path, door: Door) -> None:
@@ -301,31 +347,6 @@ def test_metric_names_become_what_mlflow_takes(name: str, expected: str) -> None
     assert metric_name(name) == expected
 
 
-def test_metrics_jsonl_holds_each_step_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path)
-    log.append(1, {"a": 1.0})
-    log.append(2, {"a": float("nan"), "b": 2.0})
-    log.append(2, {"a": 9.0})
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(r["step"], r["a"]) for r in rows] == [(1, 1.0), (2, None)]
-    assert rows[1]["tracking/nonfinite"] == 1 and abs(rows[1]["time"] - time.time()) < 60
-
-
-def test_metrics_jsonl_is_made_again_from_the_durable_rows(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    MetricsLog(path).append(1, {"a": 1.0, "time": 3.0})
-    with open(path, "a") as file:
-        file.write('{"step": 2, "a":')  # the writer was killed here
-    log = MetricsLog(path)
-    assert [step for step, _ in log.rows()] == [1]
-    log.rewrite([(2, {"a": 2.0, "time": 5.0}), (1, {"a": 1.0})])
-    log.append(2, {"a": 7.0})
-    log.append(3, {"a": 3.0})
-    assert [(step, r["a"]) for step, r in log.rows()] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert [r["time"] for _, r in log.rows()][:2] == [3.0, 5.0]
-
-
 @pytest.mark.parametrize(
     "name", ["my runs/exp 1", 'it\'s "q"', "-x", "ünï-日本", "a#b", "p%41q", "50% of?it", "a;b&c=d+e", "a::b\\c"]
 )
@@ -362,9 +383,3 @@ def test_a_deleted_database_is_made_again_at_the_next_attempt(tmp_path: Path, da
     client, run_id = client_of(again, again.location["uri"])
     assert run_id != "0" * 32 and read_json(run.mlflow_run) == {"key": "k", "run_id": run_id}
     assert steps_of(client, run_id) == [1, 2] and client.get_run(run_id).data.params["trainer.lr"] == "1e-06"
-
-
-def test_a_damaged_row_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step\n{"step": 3}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is no row of metrics"):
-        MetricsLog(tmp_path / "metrics.jsonl")

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, TextIO
 
-from pipeline.cli.runs import Rows, Status, how_it_stands, read_status
-from pipeline.cli.show import describe_end
+from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, read_status
+from pipeline.cli.show import describe_end, describe_stopped
 from pipeline.cli.terminal import abandon, number, seconds, visible
 from pipeline.disk import is_full
 from pipeline.processes import describe_exit, log_tail
 from pipeline.run_folder import RunFolder
-from pipeline.status import EXIT_CODES
+from pipeline.status import EXIT_CODES, is_stopped
 
 _USER_FAULT = 2
+_FAILED = "genrm/failed_"
 _POLL_S = 0.1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,8 +42,12 @@ def follow(run: RunFolder, attempt: int, process: Process, out: TextIO = sys.std
     rows = rows or Rows(run)
     view = _Guarded(_make_view(run, out), out)
     with _forwarding_signals(process):
+        is_told = False
         while process.poll() is None:
             view.show(_status_of(run, attempt), rows.new())
+            if not is_told and is_stopped(process.pid):
+                is_told = True
+                print(describe_stopped(process.pid), file=sys.stderr, flush=True)
             try:
                 process.wait(_POLL_S)
             except subprocess.TimeoutExpired:
@@ -82,7 +87,9 @@ def _end(run: RunFolder, attempt: int, process: Process, out: TextIO) -> int:
         text = f"the controller ended without a word: {how}\n{tail}"
         if is_full(run.path):
             text = f"no space left on {visible(str(run.path))}: {text}\nfree space first"
-        text += f"\ngo on: pivot-pipeline resume {run.path}"
+        text += f"\ngo on: pivot-pipeline resume {visible(as_argument(run))}"
+        if not run.path.exists():
+            text = f"the controller ended ({how}): the run's folder {visible(str(run.path))} is gone"
         code = 130 if process.returncode in (130, -signal.SIGINT) else 1
     try:
         print(text, file=out, flush=True)
@@ -166,4 +173,14 @@ def describe_row(row: MetricRow) -> str:
         ("tokens/s", "perf/throughput", ",.0f"),
         ("s/step", "timing_s/step", ".2f"),
     )
-    return "  ".join(f"{name} {number(row[key], form)}" for name, key, form in shown if row.get(key) is not None)
+    parts = [f"{name} {number(row[key], form)}" for name, key, form in shown if row.get(key) is not None]
+    return "  ".join([*parts, *_judge_failures(row)])
+
+
+def _judge_failures(row: MetricRow) -> list[str]:
+    """A judge that fails is a reward that is not there: nobody should have to look for it."""
+    share = row.get("genrm/fail_rate")
+    if not share:
+        return []
+    types = {key.removeprefix(_FAILED): num for key, num in row.items() if key.startswith(_FAILED) and num}
+    return [f"judge failures {share:.0%} ({', '.join(f'{name} {num:g}' for name, num in sorted(types.items()))})"]

@@ -23,6 +23,7 @@ from pipeline.cli.runs import (
 from pipeline.cli.terminal import number, seconds, table, visible
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder, read_json
+from pipeline.status import is_stopped
 
 _POLL_S = 0.1
 
@@ -51,6 +52,7 @@ def describe(run: RunFolder, status: Status) -> str:
         ("attempt", str(status["attempt"])),
         ("updated", _age(status)),
         ("folder", str(run.path)),
+        ("MLflow", how_mlflow_stands(status)),
     ]
     rows += [
         (worker["name"], f"{worker['state']} on {worker['node']}")
@@ -107,13 +109,25 @@ def describe_end(run: RunFolder, status: Status) -> str:
     return "\n".join(lines)
 
 
+def how_mlflow_stands(status: Status) -> str:
+    """What of the run is not in MLflow yet, and what that waits for."""
+    mlflow = status.get("mlflow")
+    if not mlflow:
+        return "not used" if status["status"] not in ("new", "starting") else "not opened yet"
+    steps, points = mlflow["unsent_steps"], mlflow["unsent_points"]
+    if not mlflow["trouble"] and not steps:
+        return "everything was sent"
+    why = f": {mlflow['trouble']}" if mlflow["trouble"] else ""
+    return visible(f"{points} points, {steps} steps among them, wait to be sent{why}")
+
+
 def how_to_open_mlflow(status: Status) -> str:
     mlflow = status.get("mlflow") or {}
     uri = mlflow.get("uri", "")
-    if not uri:
+    if not mlflow:
         return "not used"
-    if mlflow.get("unsent"):
-        return f"{uri} did not answer: {mlflow['unsent']} rows did not get there, they stand in metrics.jsonl"
+    if unsent := mlflow["unsent_steps"]:
+        return f"{uri} did not answer: {unsent} steps did not get there, they stand in metrics.jsonl"
     if uri.startswith(("http://", "https://")):
         return str(uri)
     command = Path(sys.executable).with_name("mlflow")
@@ -136,9 +150,18 @@ def cancel(name: str) -> int:
     return 0
 
 
+def describe_stopped(pid: int) -> str:
+    return f"the controller, process {pid}, is stopped: kill -CONT {pid} lets it go on, kill -KILL {pid} ends the run"
+
+
 def _wait_for_end(status: Status) -> None:
-    """Waits for the controller's end; its own limits bound that, Ctrl-C unblocks it."""
+    """Waits for the controller's end; its own limits bound that, Ctrl-C unblocks it. Says so, once, if the controller
+    is stopped: then it cannot obey."""
+    is_told = False
     while is_live(status):
+        if not is_told and is_stopped(status["pid"]):
+            is_told = True
+            click.echo(describe_stopped(status["pid"]))
         time.sleep(_POLL_S)
 
 

@@ -36,6 +36,7 @@ def submit(
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
     _refuse_taken(run)
     check_all(config)
+    _refuse_used_store(config)
     if dry_run:
         click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
         return 0
@@ -77,7 +78,25 @@ def _default_folder(config: Config, first_file: str) -> Path:
     return Path(config.run.root) / name
 
 
+def _refuse_used_store(config: Config) -> None:
+    """A new run would take the checkpoints of another one for its own, and remove them."""
+    from pipeline.checkpoint import CheckpointStore
+
+    uri = config.checkpoint.uri
+    if uri and (steps := CheckpointStore(uri).complete()):
+        raise ConfigError(
+            f"checkpoint.uri {uri} holds checkpoints of another run ({len(steps)}, up to step {max(steps)}): "
+            "name a free place"
+        )
+
+
 def _refuse_taken(run: RunFolder) -> None:
+    try:
+        run.path.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # too long, a link to itself
+        raise ConfigError(f"the run's folder cannot be made: {error}") from None
     if run.config.exists() or run.attempts():
         raise ConfigError(
             f"{run.path} holds a run: go on with it by `pivot-pipeline resume {as_argument(run)}`, "
@@ -94,6 +113,6 @@ def _claim(run: RunFolder) -> None:
         os.close(os.open(run.config, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
         _refuse_taken(run)
-        raise
+        raise ConfigError(f"{run.path} is a link that leads nowhere") from None
     except OSError as error:
         raise ConfigError(f"the run's folder cannot be made: {error}") from None

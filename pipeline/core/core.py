@@ -29,6 +29,7 @@ from pipeline.core.decisions import (
 )
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet, Worker
+from pipeline.core.limits import Limits
 from pipeline.core.scheduler import choose_dispatch
 from pipeline.core.sequences import WAITING, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
@@ -54,8 +55,7 @@ class Core:
         self.steps = Steps(plan)
         self.ended: EndRun | None = None
         self._tasks = Tasks()
-        self._timers: dict[str, float] = {}
-        """When each armed timer is due."""
+        self._limits = Limits(plan)
         self._now = -math.inf
         self._out: list[Decision] = []
 
@@ -114,9 +114,8 @@ class Core:
                 self.sequences.forget(event.step)
                 self.fleet.progress()
             case ev.TimerFired():
-                if self._now >= self._timers.get(event.name, math.inf):  # else it was cleared or set anew meanwhile
-                    del self._timers[event.name]
-                    self._expire(event.name)
+                if reason := self._limits.expired(event.name, self._now):
+                    self._expire(event.name, reason)
             case ev.CancelAsked():
                 self.steps.stop(event.reason)
 
@@ -146,7 +145,7 @@ class Core:
         for step in event.steps:
             for sequence in step.sequences:
                 self.sequences.restore(step.step, sequence)
-        self._set_timer("nodes", self.plan.engine_start_s)
+        self._limit("nodes", "engine_start_s", 2)  # the first start of each may fail
 
     def _join(self, event: ev.NodeJoined) -> None:
         """The node's workers are started: those that died with its former life first."""
@@ -182,7 +181,9 @@ class Core:
             self._end("failed", f"node {node} was lost {times} times without progress: {reason}")
         else:
             self._emit(StartNode(node=node))
-            self._set_timer(f"node:{node}", self.plan.engine_start_s)
+            self._limit(f"node:{node}", "engine_start_s")
+            if "nodes" in self._limits:
+                self._limit("nodes", "engine_start_s", 2)
 
     def _place(self) -> None:
         for worker in self.fleet.place(list(self.plan.replicas)):
@@ -209,10 +210,9 @@ class Core:
             if task.stage not in _SERVING:
                 self.steps[task.step].stages[task.stage] = Progress.PENDING
 
-    def _expire(self, limit: str) -> None:
+    def _expire(self, limit: str, reason: str) -> None:
         """A limit ran out. Where somebody can be started afresh for it, that is done; else the run cannot go on."""
         kind, _, name = limit.partition(":")
-        reason = f"limit exceeded: {limit}"
         worker = self.fleet.workers.get(self._tasks[name].worker if kind == "task" else name)
         if kind == "node":
             self._lose(name, reason)
@@ -226,7 +226,7 @@ class Core:
         for task in self._tasks.of(worker.name):
             self._clear_timer(f"task:{task.id}")
         self._emit(FenceReplica(worker=worker.name, reason=worker.fault))
-        self._set_timer(f"worker:{worker.name}", self.plan.engine_start_s)
+        self._limit(f"worker:{worker.name}", "engine_start_s")
 
     def _end_task(self, event: ev.TaskEnded) -> None:
         task = self._tasks.get(event.task)
@@ -245,7 +245,7 @@ class Core:
             case "publish":
                 self.versions.write(task.step)
                 self._emit(SealVersion(version=task.step))
-                self._set_timer(f"seal:{task.step}", self.plan.stage_s)
+                self._limit(f"seal:{task.step}", "stage_s")
             case _:
                 self.steps[task.step].finish(task.stage, self._now)
 
@@ -350,7 +350,7 @@ class Core:
                 version = self.versions.current
                 worker.ask(version)
                 self._emit(LoadVersion(worker=worker.name, version=version, keep_kv=self.plan.keep_kv))
-                self._set_timer(f"worker:{worker.name}", self.plan.stage_s)
+                self._limit(f"worker:{worker.name}", "stage_s")
 
     def _finish_publish(self, step: StepProgress) -> bool:
         """A step is published when its version is served, by all replicas that can: those that load are waited for."""
@@ -368,7 +368,7 @@ class Core:
         self._emit(
             StartWorker(worker=worker.name, role=worker.role, node=worker.node, slots=worker.slots, version=version)
         )
-        self._set_timer(f"worker:{worker.name}", self.plan.engine_start_s)
+        self._limit(f"worker:{worker.name}", "engine_start_s")
 
     def _start_task(self, stage: Stage, step: StepProgress, worker: Worker) -> None:
         task = self._tasks.begin(stage.name, step.step, worker.name)
@@ -377,7 +377,7 @@ class Core:
         if stage.name in ("prompts", "rollout"):
             version = max(0, self.plan.oldest_version(step.step))
         self._emit(StartTask(task=task.id, stage=stage.name, step=step.step, worker=worker.name, version=version))
-        self._set_timer(f"task:{task.id}", self.plan.stage_s)
+        self._limit(f"task:{task.id}", "save_s" if stage.name == "checkpoint" else "stage_s")
 
     def _forget_task(self, task: Task) -> None:
         del self._tasks[task.id]
@@ -388,12 +388,12 @@ class Core:
         self.ended = EndRun(status=status, reason=reason)
         self._emit(self.ended)
 
-    def _set_timer(self, name: str, after_s: float) -> None:
-        self._timers[name] = self._now + after_s
-        self._emit(SetTimer(name=name, after_s=after_s))
+    def _limit(self, name: str, key: str, times: int = 1) -> None:
+        """`name` may take so many times `limits.<key>`."""
+        self._emit(self._limits.arm(name, key, self._now, times))
 
     def _clear_timer(self, name: str) -> None:
-        if self._timers.pop(name, None) is not None:
+        if self._limits.pop(name, None) is not None:
             self._emit(SetTimer(name=name, after_s=0.0))
 
     def _emit(self, decision: Decision) -> None:

@@ -44,7 +44,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
     """The stages of one step, each after those that it waits for.
 
     The sequences of step s are generated from version s - 1 - `staleness` on. `is_streaming`: each goes to the judge as
-    soon as it is generated; else stages of one role never overlap, neither with the evaluation of an older version.
+    soon as it is generated; else judging waits for the whole rollout, and rollout for the evaluation before it.
     """
     oldest = 1 + staleness
     before_rollout = After(stage="publish", lag=oldest)
@@ -90,7 +90,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
             name="checkpoint",
             role=Role.TRAIN,
             path="stages.train:checkpoint",
-            after=(After(stage="record"), After(stage="train")),
+            after=(After(stage="record"), After(stage="train"), After(stage="publish")),
         ),
     )
 

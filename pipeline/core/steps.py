@@ -19,6 +19,7 @@ class RunPlan:
     evaluate_freq: int
     restarts: int
     stage_s: float
+    save_s: float
     engine_start_s: float
     staleness: int = 0
     is_streaming: bool = False
@@ -108,6 +109,9 @@ class Steps(dict[int, StepProgress]):
                     step.stages[stage] = Progress.PENDING
             if unpublish and step.stages["publish"] in begun:
                 step.stages["publish"] = Progress.PENDING
+        for number, step in self.items():
+            if unpublish and number <= version and step.stages["publish"] is not Progress.DONE:
+                step.stages["publish"] = Progress.DONE  # it is what the new memory holds
         ascending = sorted(self.items())
         self.clear()
         self.update(ascending)

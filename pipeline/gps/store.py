@@ -182,14 +182,14 @@ class Store:
         """The newest visible version."""
         return self._words[_CURRENT]
 
-    def read(self, version: int, timeout_s: float) -> Reader:
+    def read(self, version: int, timeout_s: float, *, is_sealed: bool = True) -> Reader:
         """Hold `version` for reading. Raises WeightsUnavailable if it is not visible (any more), or if its slot is
-        still locked by a writer after `timeout_s`."""
+        still locked by a writer after `timeout_s`. `is_sealed` False: a whole one that is not visible yet will do."""
         slot = version % self.num_slots
         lock = self._lock(slot, fcntl.LOCK_SH, timeout_s, f"reading version {version}")
         at = self._word_of(version)
         held, state, current = self._words[at], self._words[at + 1], self.current()
-        if held != version or state != SlotState.WRITTEN or version > current:
+        if held != version or state != SlotState.WRITTEN or (is_sealed and version > current):
             lock.release()
             raise WeightsUnavailable(
                 f"{self.name} does not hold version {version}: slot {slot} is {SlotState(state).name} with version "

@@ -17,6 +17,14 @@ from pipeline.queue.schema import PROMPTS, SEGMENTS, VERDICTS, PromptRow, Segmen
 
 T = TypeVar("T")
 Call = Callable[[fl.FlightClient, fl.FlightCallOptions], T]
+_RECONNECT = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
+"""A new connection tries anew: by default all of a process share one state, which waits ever longer after failures, and
+a server that is back is not asked."""
 FIRST_PAUSE_S = 0.02  # between tries; doubled up to the last: a server restarts in about 0.4 s
 LAST_PAUSE_S = 0.2
 
@@ -230,7 +238,7 @@ class QueueClient:
     def _connected(self, options: fl.FlightCallOptions) -> fl.FlightClient:
         with self._lock:
             if self._connection is None:
-                connection = fl.connect(self.endpoint, middleware=[self._calls])
+                connection = fl.connect(self.endpoint, middleware=[self._calls], generic_options=_RECONNECT)
                 try:
                     connection.authenticate(ClientHandshake(self._secret), options)
                 except fl.FlightUnauthenticatedError:

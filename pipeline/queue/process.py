@@ -1,6 +1,7 @@
 """The queue server's process, as the controller holds it: started, watched, and started again on its port."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -41,6 +42,8 @@ class QueueProcess:
         self._is_wanted = True
         self._num_deaths = 0
         self._why_killed = ""
+        self._endpoint = ""
+        """Where it has served."""
 
     def make_key(self) -> bytes:
         """The run's queue secret, made once."""
@@ -71,7 +74,8 @@ class QueueProcess:
         while time.monotonic() < deadline:
             found = read_json(self._endpoint_file)
             if found is not None:
-                return str(found["endpoint"])
+                self._endpoint = str(found["endpoint"])
+                return self._endpoint
             await asyncio.sleep(_POLL_S)
         raise RunError(f"the queue server did not start within {timeout_s:g} s\n{log_tail(self._log)}")
 
@@ -79,18 +83,23 @@ class QueueProcess:
         """Kill the server when it does not answer: it is stopped, or stuck. Endless.
 
         `ping(timeout_s)` tries once, in a thread. A server may be silent for `heartbeat_s`, one that was just started
-        for `start_s`.
+        for a third of `start_s`: its callers wait no longer than that, and the next one must be up in time for them.
         """
         watched, answered, limit_s, name = self._process, time.monotonic(), heartbeat_s, "limits.heartbeat_s"
+        before, pause_s = time.monotonic(), beat_period_s(heartbeat_s)
         while True:
+            if time.monotonic() - before > heartbeat_s + 2 * pause_s:  # this process itself stood still
+                answered = time.monotonic()
+            before = time.monotonic()
             if self._process is not watched:
-                watched, answered, limit_s, name = self._process, time.monotonic(), start_s, "limits.request_s"
+                watched, answered, name = self._process, time.monotonic(), "a third of limits.request_s"
+                limit_s = max(heartbeat_s, start_s / 3)
             if await asyncio.to_thread(ping, heartbeat_s):
                 answered, limit_s, name = time.monotonic(), heartbeat_s, "limits.heartbeat_s"
             elif self._process is watched and time.monotonic() - answered >= limit_s and watched is not None:
                 self._why_killed = f"it did not answer for {time.monotonic() - answered:.1f} s ({name})"
                 watched.kill()
-            await asyncio.sleep(beat_period_s(heartbeat_s))
+            await asyncio.sleep(pause_s if name == "limits.heartbeat_s" else _POLL_S)
 
     def progress(self) -> None:
         """The run got further: ends before this do not count any more."""
@@ -102,25 +111,25 @@ class QueueProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        for file in self._run.secrets.glob("queue-*.json"):  # those of killed attempts too
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may not be what the run is remembered for
+            for file in self._run.secrets.glob("queue-*.json"):  # those of killed attempts too
+                file.unlink(missing_ok=True)
 
     def _ended(self, returncode: int) -> None:
         if not self._is_wanted or self.failure.done():
             return
         self._num_deaths += 1
         how, self._why_killed = self._why_killed or describe_exit(returncode), ""
-        found = read_json(self._endpoint_file)
         if returncode == EXIT_FULL:
             reason = f"the queue server could not write to {self._run.queue}: {os.strerror(EXIT_FULL)}"
-        elif found is None:
+        elif not self._endpoint:
             reason = f"the queue server ended before it served ({how})"
         elif self._num_deaths > self._restarts:
             reason = f"the queue server ended {self._num_deaths} times without progress ({how})"
         else:
             say(f"the queue server ended ({how}) and is started again")
             try:
-                self.start(int(found["endpoint"].rpartition(":")[2]))
+                self.start(int(self._endpoint.rpartition(":")[2]))
                 return
             except OSError as error:
                 reason = f"the queue server ended ({how}) and cannot be started again: {error}"

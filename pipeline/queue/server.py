@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import Fenced
+from pipeline.core.errors import Fenced, QueueDamaged
 from pipeline.disk import EXIT_FULL, is_full_error
 from pipeline.processes import die_with_parent, say
 from pipeline.run_folder import RunFolder, read_json, write_json
@@ -54,6 +54,8 @@ def serve(run: RunFolder, attempt: int, port: int, index_wait_s: float = INDEX_W
     from pipeline.queue.service import QueueService
 
     secret = (run.secrets / "queue.key").read_bytes()
+    if not (run.queue / "index.db").exists() and any((run.queue / "segments").glob("*.arrows")):
+        raise QueueDamaged(f"{run.queue}/index.db is missing, which says what the files in segments/ hold")
     index = _take_index(run, attempt, index_wait_s)
     files = SegmentFiles(run.queue / "segments", f"{attempt:04d}-{os.getpid()}.arrows")
     service = QueueService(f"grpc://127.0.0.1:{port}", secret, attempt, index, files)

@@ -19,7 +19,7 @@ OWNERS = {
     "pyarrow": ("pipeline/queue/", "pipeline/data_files.py"),
     "sqlite3": ("pipeline/queue/",),
     "zmq": ("pipeline/channel.py",),
-    "fsspec": ("pipeline/checkpoint.py", "pipeline/data_files.py"),
+    "fsspec": ("pipeline/remote.py",),
     "yaml": ("pipeline/compose.py",),
     "click": ("pipeline/cli/",),
     "rich": ("pipeline/cli/",),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.follow import follow, wait_for_start
+from pipeline.cli.follow import describe_row, follow, wait_for_start
 from pipeline.cli.runs import Rows, read_status, signal_controller
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.tracking import MetricsLog
@@ -204,3 +204,9 @@ def test_each_row_is_shown_once_though_the_file_is_replaced(tmp_path: Path) -> N
         assert rows.new() == []
         file.write('"a": 3.0}\n')
     assert [row["step"] for row in rows.new()] == [3]
+
+
+def test_a_judge_that_fails_is_shown_with_each_step() -> None:
+    row = {"critic/score/mean": 0.5, "genrm/fail_rate": 0.25, "genrm/failed_timeout": 3.0, "genrm/failed_empty": 1.0}
+    assert describe_row(row) == "reward 0.500  judge failures 25% (empty 1, timeout 3)"
+    assert "judge" not in describe_row({"critic/score/mean": 0.5, "genrm/fail_rate": 0.0})

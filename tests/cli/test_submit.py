@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.checkpoint import CheckpointStore
 from pipeline.run_folder import read_json
 from pipeline.status import start_ticks
 from tests.cli.conftest import COMMAND, Pivot, environment
@@ -102,3 +103,12 @@ def test_r06_a_failed_stage_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     assert process.returncode == 1, out
     assert "bad: failed" in out and "cause" in out and "step 2" in out
     assert os.listdir(tmp_path / "runs") == ["bad"]
+
+
+def test_the_checkpoints_of_another_run_are_nobody_elses(pivot: Pivot, tmp_path: Path) -> None:
+    CheckpointStore(str(tmp_path / "kept")).save(4, [("state.json", b"{}")])
+    refused = pivot(
+        "submit", "configs/emulated.yaml", "--run-dir", str(tmp_path / "run"), f"checkpoint.uri={tmp_path / 'kept'}"
+    )
+    assert refused.code == 2 and "holds checkpoints of another run (1, up to step 4)" in refused.err
+    assert not (tmp_path / "run").exists()

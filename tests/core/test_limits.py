@@ -16,7 +16,7 @@ def test_a_worker_whose_limit_runs_out_is_killed_and_started_again() -> None:
     world.tick()
     world.processes["rollout-0"].is_hung = True
     world.run()
-    assert fences(world.log) == [("rollout-0", "limit exceeded: worker:rollout-0")]
+    assert fences(world.log) == [("rollout-0", "limit exceeded: worker:rollout-0 (limits.engine_start_s, 10000 s)")]
     assert world.core.ended == de.EndRun(status="done")
 
 
@@ -27,8 +27,8 @@ def test_r27_every_wait_for_a_worker_has_a_limit(hung: str, kind: type[de.Decisi
     world.processes[hung].is_hung = True
     world.run()
     assert fences(world.log)[0] in [
-        ("rollout-0", "limit exceeded: worker:rollout-0"),
-        ("train-0", "limit exceeded: task:train-1-4"),
+        ("rollout-0", "limit exceeded: worker:rollout-0 (limits.stage_s, 10000 s)"),
+        ("train-0", "limit exceeded: task:train-1-4 (limits.stage_s, 10000 s)"),
     ]
     assert world.core.ended == de.EndRun(status="done")
 
@@ -41,8 +41,8 @@ def test_r27_a_worker_that_always_hangs_ends_the_run_with_the_limit_as_its_cause
         if not world.tick():
             world.let_time_pass()
     assert world.core.ended.status == "failed"
-    expected = "reward-0 on n0 died 2 times without progress: limit exceeded: worker:reward-0\nkilled"
-    assert world.core.ended.reason == expected
+    limit = "limit exceeded: worker:reward-0 (limits.engine_start_s, 10000 s)"
+    assert world.core.ended.reason == f"reward-0 on n0 died 2 times without progress: {limit}\nkilled"
 
 
 def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
@@ -50,16 +50,19 @@ def test_a_worker_that_cannot_be_killed_ends_the_run() -> None:
     world.tick()
     world.now += 1e9
     decisions = world.core.handle(ev.TimerFired(name="worker:rollout-0"), world.now)
-    assert fences(decisions) == [("rollout-0", "limit exceeded: worker:rollout-0")]
+    reason = "limit exceeded: worker:rollout-0 (limits.engine_start_s, 10000 s)"
+    assert fences(decisions) == [("rollout-0", reason)]
     world.core.handle(ev.TimerFired(name="worker:rollout-0"), world.now + 1e9)
-    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: worker:rollout-0")
+    assert world.core.ended == de.EndRun(status="failed", reason=reason)
 
 
 def test_nodes_that_never_come_end_the_run() -> None:
     world = new_world().start()
     world.channels.clear()
     world.run()
-    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: nodes")
+    assert world.core.ended == de.EndRun(
+        status="failed", reason="limit exceeded: nodes (limits.engine_start_s, 20000 s)"
+    )
 
 
 def test_the_seal_of_a_version_has_a_limit() -> None:
@@ -68,7 +71,7 @@ def test_the_seal_of_a_version_has_a_limit() -> None:
     assert "seal:1" in world.timers
     world.channels["n0"].clear()
     world.run()
-    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: seal:1")
+    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: seal:1 (limits.stage_s, 10000 s)")
 
 
 def test_a_timer_that_fires_after_it_was_cleared_or_set_anew_changes_nothing() -> None:

@@ -211,3 +211,16 @@ def test_what_a_lost_node_put_and_did_not_report_still_bounds_what_follows() -> 
     world.lose_node("n0")
     assert world.run().core.ended == de.EndRun(status="done")
     assert {row.segments[-1][1] for row in world.durable.of_step(3)} == {2}
+
+
+def test_what_a_new_memory_holds_is_not_published_again() -> None:
+    """Version 2 was saved before its seal was known: the memory that is made of it holds it."""
+    world = new_world(total_steps=4, save_freq=2, evaluate_freq=0).start()
+    until(world, is_start("publish", 4))
+    world.lose_node("n0")
+    until(world, lambda d: isinstance(d, de.SealVersion) and d.version == 3 and world.core.versions.current == 2)
+    mark = len(world.log)
+    world.lose_node("n0")
+    world.run()
+    assert [s for s, stage in stages(world.log[mark:]) if stage == "publish"] == [3, 4]
+    assert world.core.ended == de.EndRun(status="done")

@@ -102,6 +102,17 @@ for n in range(40):
     assert said == ["first", "second", *(f"r{n}" for n in range(40))]
 
 
+def test_an_engine_that_is_busy_for_longer_lives() -> None:
+    life = """\
+engine._options = engine._options.model_copy(update={'step_s': limit_s / 5})
+host.submit([Request(id='long', prompt_ids=[1], max_tokens=12, seed=0)], box)
+while not box.get().finish:
+    pass
+print('long', flush=True)"""
+    code, said, log = run(life)
+    assert (code, said, len(log)) == (0, ["long"], 1), log
+
+
 def test_feeding_costs_next_to_nothing() -> None:
     watchdog = Watchdog("limits.engine_s", 120.0)
     try:

@@ -29,6 +29,7 @@ def make_plan(**changes: object) -> RunPlan:
         "evaluate_freq": 2,
         "restarts": 3,
         "stage_s": 1e4,
+        "save_s": 1e4,
         "engine_start_s": 1e4,
     }
     return RunPlan(**(values | changes))  # type: ignore[arg-type]

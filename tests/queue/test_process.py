@@ -88,6 +88,24 @@ def test_a_server_whose_writer_is_stuck_does_not_answer(tmp_path: Path) -> None:
         assert client.ping(5)
 
 
+def test_an_index_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    run = held(tmp_path, 3, lambda process, client: client.admit(prompts(1)))
+    for file in run.queue.glob("index.db*"):
+        file.unlink()
+    told: list[str] = []
+
+    async def hold() -> None:
+        process = QueueProcess(run, 2, 3)
+        run.logs(2).mkdir(parents=True)
+        process.start()
+        told.append(await asyncio.wait_for(process.failure, WAIT_S))
+        process.stop()
+
+    asyncio.run(hold())
+    assert "index.db is missing" in told[0]
+    assert not (run.queue / "index.db").exists()
+
+
 def test_deaths_without_progress_are_counted(tmp_path: Path) -> None:
     def act(process: QueueProcess, client: QueueClient) -> None:
         for life in range(3):

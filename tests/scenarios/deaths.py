@@ -43,9 +43,11 @@ def worked(event: Event) -> bool:
 
 
 def worker(name: str, sig: signal.Signals = signal.SIGKILL) -> Death:
+    death = name if sig is signal.SIGKILL else f"{name} is silent"
+
     def die(run: Run, moment: str, after: float) -> Felt:
         run.until(moment, MOMENTS[moment], after)
-        return _of_worker(run, name, name, moment, run.kill(f"local-0-{name}", sig))
+        return _of_worker(run, name, death, moment, run.kill(f"local-0-{name}", sig))
 
     return die
 
@@ -218,12 +220,13 @@ def suffer(
     *overrides: str,
     config: str = "configs/emulated.yaml",
     under: Sequence[str] = (),
-    settings: Sequence[str] = (*SETTINGS, f"trainer.total_training_steps={NUM_STEPS}"),
+    settings: Sequence[str] = SETTINGS,
     num_steps: int = NUM_STEPS,
     per_step: int = PER_STEP,
 ) -> Outcome:
     """A run with these deaths, each at its moment, one after the other, to its end."""
-    run = Run(path, *settings, *overrides, config=config, under=under)
+    steps = f"trainer.total_training_steps={num_steps}"
+    run = Run(path, *settings, steps, *overrides, config=config, under=under)
     felt, after = [], 0.0
     try:
         for death, moment in deaths:
@@ -249,6 +252,11 @@ TABLE: dict[str, Callable[[Path], Outcome]] = {
     ),
     "node": lambda folder: suffer(folder / "run", everywhere(node("zygote"), node("agent"))),
     "silence": lambda folder: suffer(folder / "run", everywhere(node("agent", STOP), queue(STOP))),
+    "stopped": lambda folder: suffer(
+        folder / "run",
+        everywhere(worker("rollout-0", STOP), worker("train-0", STOP), node("zygote", STOP)),
+        num_steps=3 * NUM_STEPS,  # nobody misses a zygote at once
+    ),
     "queue": lambda folder: suffer(folder / "run", everywhere(queue())),
     "controller": lambda folder: suffer(folder / "run", everywhere(whole("controller", _kill_controller))),
     "group": lambda folder: suffer(folder / "run", everywhere(whole("whole group", _kill_group))),
@@ -277,7 +285,7 @@ def _without_memory(folder: Path) -> Outcome:
 
 
 REAL = (
-    *("algorithm.staleness=1", "trainer.total_training_steps=10", "checkpoint.save_freq=3", "checkpoint.keep=100"),
+    *("algorithm.staleness=1", "checkpoint.save_freq=3", "checkpoint.keep=100"),
     *("data.train_batch_size=8", "rollout.n=8", "evaluate.freq=0", "tracking.uri=none", "limits.restarts=9"),
 )
 

@@ -57,8 +57,8 @@ def until(condition: Callable[[], T], what: str) -> T:
 def is_gone(pid: int) -> bool:
     """Dead; a zombie is dead too."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

@@ -273,8 +273,11 @@ def test_an_exception_in_the_engines_loop_ends_the_worker(rig: Rig, spare: str) 
 
 
 def test_a_worker_that_cannot_start_says_why(rig: Rig) -> None:
-    rig.start_worker("broken-0", role="train", checkpoint="/nowhere/step_3")
-    assert "/nowhere/step_3" in rig.expect(wire.WorkerExited, worker="broken-0").reason
+    start = wire.StartWorker(
+        worker="broken-0", role="rollout", slots=[0], version=99, main="stages.worker:main", options={}
+    )
+    rig.send(start)
+    assert "does not hold version 99" in rig.expect(wire.WorkerExited, worker="broken-0").reason
 
 
 @pytest.mark.parametrize(
