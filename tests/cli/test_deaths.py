@@ -44,6 +44,7 @@ def leftovers(run: Path) -> list[str]:
     return [*map(str, pids_of(run)), *files, *(n for n in os.listdir("/tmp") if n.startswith(user_prefix() + token))]
 
 
+@pytest.mark.slow  # tests/scenarios/test_faults.py has these deaths, too
 def test_a_run_outlives_the_deaths_of_its_agent_its_zygote_and_its_queue_server(tmp_path: Path) -> None:
     run = tmp_path / "my run"
     process = begin(tmp_path, "submit", "configs/emulated.yaml", "--run-dir", str(run), *ENDLESS, *QUICK)
