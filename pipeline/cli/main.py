@@ -1,5 +1,6 @@
 """The entry point. Nothing that takes time is imported before a Ctrl-C can be taken."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     os.umask(0o077)  # a run is its user's alone, also what libraries write into it, such as MLflow's database
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == _CANCELLED:
+        # An interrupt that was raised inside `exec` (every dataclass has one) stays marked as unhandled in CPython,
+        # though it was handled: the interpreter would end by SIGINT instead of with this code.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
