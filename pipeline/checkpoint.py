@@ -22,9 +22,11 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import RunError
+from pipeline.config import Config
+from pipeline.core.errors import ConfigError, RunError
 from pipeline.kill_points import kill_point
 from pipeline.remote import NOT_THERE, Files
+from pipeline.run_folder import RunFolder
 from pipeline.stage import TaskContext, current_task
 
 MANIFEST = "MANIFEST.json"
@@ -109,8 +111,12 @@ class Checkpoint:
         return json.loads(self.read(name))
 
 
+def store_of(run: RunFolder, config: Config) -> "CheckpointStore":
+    return CheckpointStore(config.checkpoint.uri or str(run.checkpoints))
+
+
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run; `uri` is their place.
 
     Where the store is not local, what a stage task does here ends within `limits.save_s`. Raises RunError with the URL
     for whatever goes wrong there.
@@ -119,11 +125,11 @@ class CheckpointStore:
     def __init__(self, uri: str) -> None:
         self._files = Files(uri)
         self._root, self._is_local = self._files.root, self._files.is_local
-        self._uri = self._root if self._is_local else uri.rstrip("/")
+        self.uri = self._root if self._is_local else uri.rstrip("/")
 
     def path(self, step: int) -> str:
         """Where the checkpoint of `step` is: an absolute path, or a URL."""
-        return f"{self._uri}/step_{step}"
+        return f"{self.uri}/step_{step}"
 
     def save(self, step: int, files: Iterable[tuple[str, bytes]]) -> str:
         """Make the checkpoint of `step` durable; return its path. `files` are (name inside it, content).
@@ -159,6 +165,14 @@ class CheckpointStore:
         """The steps of all complete checkpoints, ascending."""
         found = (step for step, name in self._newest_first() if name == f"step_{step}")
         return sorted(step for step in found if self._fault(step) is None)
+
+    def require_unused(self) -> None:
+        """A new run would take the checkpoints of another one for its own, and remove them. Raises ConfigError."""
+        if steps := self.complete():
+            raise ConfigError(
+                f"{self.uri} holds checkpoints of another run ({len(steps)}, up to step {max(steps)}): "
+                "name a free place, checkpoint.uri=..."
+            )
 
     def prune(self, keep: int) -> list[str]:
         """Remove all complete checkpoints but the newest `keep`, the oldest first, and the remains of saves and

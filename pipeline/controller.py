@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.begin import Begun, Cluster, begin
-from pipeline.checkpoint import CheckpointStore, Newest
+from pipeline.checkpoint import Newest, store_of
 from pipeline.config import Config
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
@@ -155,7 +155,7 @@ class Controller:
 
     def _newest_checkpoint(self) -> Newest:
         """The newest complete one; those that had to be skipped are named."""
-        found = CheckpointStore(self.config.checkpoint.uri or str(self.run.checkpoints)).newest_complete()
+        found = store_of(self.run, self.config).newest_complete()
         for name, why in found.skipped:
             say(f"checkpoint {name} is skipped: {why}")
         return found

@@ -6,7 +6,7 @@ behind it, by the code that resumes any run.
 
 from typing import NamedTuple
 
-from pipeline.checkpoint import Checkpoint, CheckpointStore
+from pipeline.checkpoint import Checkpoint, store_of
 from pipeline.config import Config, save_resolved
 from pipeline.core.errors import ConfigError
 from pipeline.queue.fork import Recorded, fork_queue
@@ -20,10 +20,6 @@ class Return(NamedTuple):
     step: int
     base: int
     path: str
-
-
-def store_of(run: RunFolder, config: Config) -> CheckpointStore:
-    return CheckpointStore(config.checkpoint.uri or str(run.checkpoints))
 
 
 def plan_return(run: RunFolder, config: Config, recorded: Recorded, step: int) -> Return | None:
@@ -63,8 +59,7 @@ def make_fork(run: RunFolder, before: Config, config: Config, back: Return) -> R
         }
     )
     store = store_of(fork, config)
-    if store.complete():
-        raise ConfigError(f"{uri} holds checkpoints of another run: name a free place, checkpoint.uri=...")
+    store.require_unused()
     if back.base:
         checkpoint = Checkpoint(back.path)
         store.save(back.base, ((name, checkpoint.read(name)) for name in checkpoint.files))

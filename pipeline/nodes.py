@@ -158,7 +158,7 @@ class Nodes:
         if life is None or life.process.pid != join.pid or life.peer or life.reason:
             return None
         life.peer = peer
-        self.shell.nodes[life.node] = Node(life.node, peer, join.num_slots, join.pid)
+        self.shell.nodes[life.node] = Node(life.node, peer, join.num_slots)
         task = asyncio.create_task(self._welcome(life), name=f"welcome {life.node}")
         self._welcomes.add(task)
         task.add_done_callback(self._welcomes.discard)
@@ -191,7 +191,6 @@ class Nodes:
             case wire.Join() | wire.Beat():
                 pass
             case wire.NodeReady():
-                node.gps = body.gps
                 joined = ev.NodeJoined(node=node.name, num_slots=node.num_slots, version=life.version)
                 self.shell.post(joined)
             case wire.NodeFailed():

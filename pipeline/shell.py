@@ -52,8 +52,6 @@ class Node:
     name: str
     peer: bytes
     num_slots: int
-    pid: int
-    gps: str = ""
     sealed: int = 0
 
 

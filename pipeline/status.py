@@ -5,35 +5,39 @@ in one step, at most four times a second while the run goes on.
 """
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
-from pipeline.core.core import Core
 from pipeline.core.dag import Progress
 from pipeline.run_folder import RunFolder, write_json
+
+if TYPE_CHECKING:
+    from pipeline.core.core import Core
 
 _PERIOD_S = 0.25
 EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 130}
 """How a run ended, as the exit code of its controller and of the command that waits for it."""
 
 
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None if there is none. With the pid it names a process."""
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on; a dead one is in state X, whether waited for or not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        return [b"X"]
+    return [b"X"] if fields[0] == b"Z" else fields
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None if there is none. With the pid it names a process."""
+    fields = _stat(pid)
+    return None if fields[0] == b"X" else int(fields[19])
 
 
 def is_stopped(pid: int) -> bool:
     """Whether the process was stopped by a signal, and so waits to be continued."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return _stat(pid)[0] in (b"T", b"t")
 
 
 class StatusFile:
@@ -61,7 +65,7 @@ class StatusFile:
             "cluster": config.cluster.kind,
         }
 
-    def show(self, core: Core, at_once: bool = False) -> None:
+    def show(self, core: "Core", at_once: bool = False) -> None:
         """Write the ledger's state, unless that was done a moment ago."""
         if time.monotonic() - self._written < _PERIOD_S and not at_once:
             return

@@ -10,9 +10,14 @@ def user_prefix() -> str:
     return f"pivot-{os.getuid()}-"
 
 
+def run_prefix(run: RunFolder) -> str:
+    """Of this user and run, whatever the attempt and node."""
+    return f"{user_prefix()}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]}"
+
+
 def gps_base(run: RunFolder, attempt: int, node: str) -> str:
     """Of this user, run, attempt and node alone."""
-    return f"{user_prefix()}{_token(run)}-{attempt}-{node}"
+    return f"{run_prefix(run)}-{attempt}-{node}"
 
 
 def life_name(run: RunFolder, attempt: int, node: str, pid: int) -> str:
@@ -22,8 +27,4 @@ def life_name(run: RunFolder, attempt: int, node: str, pid: int) -> str:
 
 def temporary_prefix(run: RunFolder, pid: int) -> str:
     """Short, for sockets are made in there and their paths have 107 bytes."""
-    return f"{user_prefix()}{_token(run)}-{pid}-"
-
-
-def _token(run: RunFolder) -> str:
-    return hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]
+    return f"{run_prefix(run)}-{pid}-"

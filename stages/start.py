@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.checkpoint import CheckpointStore
+from pipeline.checkpoint import store_of
 from pipeline.config import Config
 from pipeline.core.events import Role
 from pipeline.gps.segment import EMULATED
@@ -62,8 +62,7 @@ def make_trainer(worker: "Worker") -> "Trainer":
         from stages.rl.trainer import HfTrainer
 
         trainer = HfTrainer(worker.config)
-    uri = worker.config.checkpoint.uri or str(worker.run.checkpoints)
-    if checkpoint := CheckpointStore(uri).newest_complete().path:
+    if checkpoint := store_of(worker.run, worker.config).newest_complete().path:
         trainer.load(checkpoint)
     return trainer
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from pipeline.checkpoint import CheckpointStore
+from pipeline.checkpoint import store_of
 from pipeline.core.errors import Fenced, StageFailed
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
@@ -53,9 +53,9 @@ def checkpoint(task: TaskContext, spec: StageSpec) -> StageResult:
     newest_attempt = max(worker.run.attempts(), default=spec.attempt)
     if newest_attempt > spec.attempt:
         raise Fenced(f"attempt {spec.attempt} may not save: attempt {newest_attempt} of {worker.run.path} has begun")
-    uri = worker.config.checkpoint.uri or str(worker.run.checkpoints)
-    path = worker.trainer.save(uri)
-    removed = CheckpointStore(uri).prune(worker.config.checkpoint.keep)
+    store = store_of(worker.run, worker.config)
+    path = worker.trainer.save(store.uri)
+    removed = store.prune(worker.config.checkpoint.keep)
     task.log(f"saved {path}" + (f"; removed {', '.join(removed)}" if removed else ""))
     return {"metrics": {}, "version": worker.trainer.version, "path": path}
 

@@ -72,7 +72,7 @@ def test_nothing_is_said_to_a_node_that_is_lost_before_the_core_knows(tmp_path: 
             start = de.StartWorker(worker="rollout-0", role=Role.ROLLOUT, node="n0", slots=(0,), version=0)
             await shell._perform(start)
             assert not sent
-            shell.nodes["n0"] = Node("n0", b"peer", 3, 1)
+            shell.nodes["n0"] = Node("n0", b"peer", 3)
             await shell._perform(start)
 
     asyncio.run(start())

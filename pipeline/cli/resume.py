@@ -58,7 +58,7 @@ def resume(name: str, settings: Sequence[str], step: int | None) -> int:
 
 def _name_skipped(run: RunFolder, config: Config) -> None:
     """Say which damaged checkpoints are passed over."""
-    from pipeline.fork import store_of
+    from pipeline.checkpoint import store_of
 
     for name, why in store_of(run, config).newest_complete().skipped:
         click.echo(f"checkpoint {visible(name)} is skipped: {visible(why)}", err=True)
@@ -66,7 +66,7 @@ def _name_skipped(run: RunFolder, config: Config) -> None:
 
 def _refuse_empty_store(run: RunFolder, before: Config, config: Config) -> None:
     """Where checkpoints get a new place, the newest must be there: else the run would start from the base model."""
-    from pipeline.fork import store_of
+    from pipeline.checkpoint import store_of
 
     if config.checkpoint.uri == before.checkpoint.uri:
         return

@@ -36,7 +36,10 @@ def submit(
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
     _refuse_taken(run)
     check_all(config)
-    _refuse_used_store(config)
+    if config.checkpoint.uri:
+        from pipeline.checkpoint import CheckpointStore  # with fsspec, which a local folder of the run's own spares
+
+        CheckpointStore(config.checkpoint.uri).require_unused()
     if dry_run:
         click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
         return 0
@@ -76,18 +79,6 @@ def _default_folder(config: Config, first_file: str) -> Path:
     named = "name" in config.run.model_fields_set
     name = config.run.name if named else f"{Path(first_file).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(config.run.root) / name
-
-
-def _refuse_used_store(config: Config) -> None:
-    """A new run would take the checkpoints of another one for its own, and remove them."""
-    from pipeline.checkpoint import CheckpointStore
-
-    uri = config.checkpoint.uri
-    if uri and (steps := CheckpointStore(uri).complete()):
-        raise ConfigError(
-            f"checkpoint.uri {uri} holds checkpoints of another run ({len(steps)}, up to step {max(steps)}): "
-            "name a free place"
-        )
 
 
 def _refuse_taken(run: RunFolder) -> None:

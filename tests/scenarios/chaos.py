@@ -23,7 +23,7 @@ from pipeline.resume import keep_inputs
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.status import EXIT_CODES
 from tests.scenarios.faults import SETTINGS, Account, account
-from tests.scenarios.runs import ROOT, pids_of, wait_for_end
+from tests.scenarios.runs import ROOT, environment, pid_by_log, wait_for_end
 
 NUM_STEPS, PER_STEP = 4, 12
 VICTIMS = ("rollout-0", "rollout-1", "reward-0", "reward-1", "train-0", "zygote", "agent")
@@ -86,11 +86,10 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
 
 def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, counts: Counter[str]) -> bool:
     """One life of the controller. True if it was killed, or had not to be."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "PYTHON"))}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tests.scenarios.chaos", str(run.path), str(seed)],
         cwd=ROOT,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -126,14 +125,8 @@ def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, coun
 
 
 def _pid(run: RunFolder, name: str) -> int | None:
-    log = run.logs(run.attempts()[-1]) / ("queue.log" if name == "queue" else f"local-0-{name}.log")
-    for pid in pids_of(run.path):
-        try:
-            if os.readlink(f"/proc/{pid}/fd/1") == str(log):
-                return pid
-        except OSError:
-            continue
-    return None
+    log = "queue.log" if name == "queue" else f"local-0-{name}.log"
+    return pid_by_log(run.path, run.logs(run.attempts()[-1]) / log)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 The run's own journal says when a moment has come, when a death was noticed, and when work went on.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -18,7 +17,8 @@ from typing import Any
 from pipeline.queue.fork import fork_queue
 from pipeline.queue.index import Index
 from pipeline.run_folder import RunFolder, read_json
-from tests.scenarios.runs import begin, pids_of, rows
+from slurm.names import run_prefix
+from tests.scenarios.runs import begin, pid_by_log, pids_of, rows
 
 Event = dict[str, Any]
 """A line of the journal: `event` is its name, `wall` its time."""
@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         self.path, self.folder, self._under = path, RunFolder(path), under
         self.out = ""
-        self.memory = f"pivot-{os.getuid()}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+        self.memory = run_prefix(self.folder)
         self._temporary = set(os.listdir(tempfile.gettempdir()))
         self._begin("submit", config, "--run-dir", str(path), "--wait", *overrides)
 
@@ -99,12 +99,8 @@ class Run:
         log = self.folder.logs(self._num_attempts + 1) / f"{name}.log"
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            for pid in pids_of(self.path):
-                try:
-                    if os.readlink(f"/proc/{pid}/fd/1") == str(log):
-                        return pid
-                except OSError:
-                    continue
+            if pid := pid_by_log(self.path, log):
+                return pid
             time.sleep(0.005)
         raise AssertionError(f"no process writes to {log}")
 

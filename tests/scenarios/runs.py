@@ -44,16 +44,21 @@ def pivot(*arguments: str, kill: str = "", marker: Path | None = None) -> Ended:
 
 def begin(*arguments: str, under: Sequence[str] = (), **told: str) -> "subprocess.Popen[str]":
     """A command line that goes on; `told` are variables of its environment, `under` is the command that runs it."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "MLFLOW_", "PYTHON"))}
     return subprocess.Popen(
         [*under, sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
         cwd=ROOT,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told},
+        env=environment(**told),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def environment(**told: str) -> dict[str, str]:
+    """What a command of the checkout needs, and nothing that this process was told for itself."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "MLFLOW_", "PYTHON"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told}
 
 
 def submit(run: Path, *overrides: str, config: str = "configs/emulated.yaml", **killed: Any) -> Ended:
@@ -101,6 +106,17 @@ def pids_of(run: Path) -> list[int]:
         if is_ours and start_ticks(int(entry)) is not None:
             found.append(int(entry))
     return found
+
+
+def pid_by_log(run: Path, log: Path) -> int | None:
+    """The process of the run that writes this log."""
+    for pid in pids_of(run):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/1") == str(log):
+                return pid
+        except OSError:
+            continue
+    return None
 
 
 def rows(run: Path) -> list[dict[str, float]]:
