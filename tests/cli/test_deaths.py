@@ -22,7 +22,7 @@ def find(run: Path, module: str) -> int:
     status = read_json(run / "status.json")
     below = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids_of(run)}
     named = [pid for pid, line in below.items() if module.encode() in line]
-    zygotes = [pid for pid in named if os.getsid(pid) and parent(pid) not in named]
+    zygotes = [pid for pid in named if parent(pid) not in named]
     assert len(zygotes) == 1, (module, below, status)
     return zygotes[0]
 
