@@ -1,20 +1,35 @@
-"""Weight versions between two nodes' memories on one host: `python benchmarks/node_copy.py [--mib 256] [--repeats 8]`.
+"""Weight versions between nodes' memories on one host: `python benchmarks/node_copy.py [--mib 256] [--repeats 8]
+[--publishes 200] [--kills 20] [--nodes 3] [--seed 1]`.
 
-Two movers, as agents start them, against two processes that exchange the same bytes by `batch_isend_irecv` and do
-nothing else; one after the other, in turns. Keys:
+Two movers, as agents keep them, against two processes that exchange the same bytes by `batch_isend_irecv` and do
+nothing else; one after the other, in turns:
 
   moved_gb_s/p50, raw_gb_s/p50   gigabytes per second, one way
   ratio                          moved to raw, of the medians
   changed                        moves after which the two memories differ
+
+Versions of 16 MiB published to real nodes (agents, zygotes, movers), while agents are killed at any moment of a
+publish and come back with an empty memory; on each node a reader compares every word of what it reads:
+
+  publishes, kills               how many; a killed node is back before the next one is killed
+  kills/halfway                  of these, how many broke a copy that was on its way
+  kills/again                    of these, how many took the only holder of a version with them: it was written again
+  reads, torn, mixed, backward   as in gps.py, over all readers
+  versions                       different versions that were read, summed over the readers' lives
+  publish_ms/p50 /max            from the begin of its writing to visible on all nodes, without a kill
+  disturbed_ms/p50 /max          the same where an agent was killed
+  warm_again_s/p50               from the loss of a node to its memory showing the current version
 """
 
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +37,22 @@ import numpy as np
 from harness import Must, main, parser, percentile
 from safetensors.numpy import save_file
 
+from pipeline import wire
 from pipeline.gps.store import Store
 from pipeline.processes import python_environment
-from stages.weights.mover import Moved
+from tests.slurm.publishing import Publishing
 from tests.stages.weights.movers import move, two_movers
 
-MUST = {"ratio": Must(at_least=0.7), "changed": Must(at_most=0)}
+PUBLISHES, KILLS, PUBLISH_BYTES, KILL_WITHIN_S = 200, 20, 16 << 20, 0.06
+MUST = {
+    "ratio": Must(at_least=0.7),
+    "changed": Must(at_most=0),
+    "publishes": Must(at_least=PUBLISHES),
+    "kills": Must(at_least=KILLS),
+    "kills/halfway": Must(at_least=KILLS // 4),
+    **{kind: Must(at_most=0) for kind in ("torn", "mixed", "backward")},
+    "versions": Must(at_least=PUBLISHES),
+}
 RAW = """
 import datetime, sys, time, torch
 import torch.distributed as dist
@@ -46,33 +71,51 @@ for _ in range(repeats):
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    num_bytes = args.mib << 20
     with tempfile.TemporaryDirectory(prefix="pivot-copy-") as name:
-        folder = Path(name)
-        model = folder / "model"
-        model.mkdir()
-        save_file({"weight": np.zeros(num_bytes // 4, np.float32)}, model / "model.safetensors")
-        (model / "config.json").write_text(json.dumps({"model_type": "none"}))
-        raw: dict[str, Any] = {"num_bytes": num_bytes, "moved_s": [], "raw_s": [], "changed": 0}
-        stores = [
-            Store.create(f"pivot-{os.getuid()}-copy{uuid.uuid4().hex[:8]}-1-n{n}-policy", str(model), "float32", 0)
-            for n in range(2)
-        ]
-        try:
-            with two_movers() as movers:
-                for version in range(1, args.repeats + 1):
-                    _write(stores[0], version)
-                    answers = move(movers, (stores[0].name, stores[1].name), version, folder / "pair")
-                    assert all(isinstance(answer, Moved) for answer in answers), answers
-                    raw["moved_s"].append(max(answer.seconds for answer in answers if isinstance(answer, Moved)))
-                    for store in stores:
-                        store.seal(version)
-                    raw["changed"] += not _are_equal(stores, version)
-                    raw["raw_s"].append(_raw(folder / f"raw{version}", num_bytes))
-        finally:
-            for store in stores:
-                store.unlink()
+        return {
+            "load": os.getloadavg()[0],
+            "copies": measure_copies(Path(name), args.mib << 20, args.repeats),
+            "publishing": measure_publishing(Path(name), args),
+        }
+
+
+def measure_copies(folder: Path, num_bytes: int, repeats: int) -> dict[str, Any]:
+    model = folder / "copied"
+    model.mkdir()
+    save_file({"weight": np.zeros(num_bytes // 4, np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps({"model_type": "none"}))
+    raw: dict[str, Any] = {"num_bytes": num_bytes, "moved_s": [], "raw_s": [], "changed": 0}
+    run = f"pivot-{os.getuid()}-copy{uuid.uuid4().hex[:8]}"
+    stores = [Store.create(f"{run}-1-n{n}-policy", str(model), "float32", 0) for n in range(2)]
+    try:
+        with two_movers((stores[0].name, stores[1].name)) as movers:
+            for version in range(1, repeats + 1):
+                _write(stores[0], version)
+                answers = move(movers, version, folder / "pair")
+                assert all(isinstance(answer, wire.Moved) for answer in answers), answers
+                raw["moved_s"].append(max(answer.seconds for answer in answers if isinstance(answer, wire.Moved)))
+                for store in stores:
+                    store.seal(version)
+                raw["changed"] += not _are_equal(stores, version)
+                raw["raw_s"].append(_raw(folder / f"raw{version}", num_bytes))
+    finally:
+        for store in stores:
+            store.unlink()
     return raw
+
+
+def measure_publishing(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    chance = random.Random(args.seed)
+    killed = set(chance.sample(range(2, args.publishes + 1), args.kills))
+    publishing = Publishing(folder, args.nodes, PUBLISH_BYTES)
+    try:
+        for version in range(1, args.publishes + 1):
+            if version in killed:
+                publishing.kill(chance.randrange(args.nodes), chance.uniform(0, KILL_WITHIN_S))
+            publishing.publish(version)
+    finally:
+        publishing.close()
+    return asdict(publishing.tally)
 
 
 def _write(store: Store, version: int) -> None:
@@ -101,18 +144,39 @@ def _raw(path: Path, num_bytes: int, repeats: int = 2) -> float:
 
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
-    moved, plain = raw["moved_s"][1:], raw["raw_s"][1:]  # the first move makes the pair and touches the memory
-    of = {name: raw["num_bytes"] / 1e9 / percentile(times, 0.5) for name, times in (("moved", moved), ("raw", plain))}
-    return {
+    copies, tally = raw["copies"], raw["publishing"]
+    moved, plain = copies["moved_s"][1:], copies["raw_s"][1:]  # the first makes the pair and touches the memory
+    of = {
+        name: copies["num_bytes"] / 1e9 / percentile(times, 0.5) for name, times in (("moved", moved), ("raw", plain))
+    }
+    found: dict[str, float | None] = {
         "moved_gb_s/p50": of["moved"],
         "raw_gb_s/p50": of["raw"],
         "ratio": of["moved"] / of["raw"],
-        "changed": float(raw["changed"]),
+        "changed": copies["changed"],
+        "publishes": len(tally["publish_s"]) + len(tally["disturbed_s"]),
+        "kills": tally["kills"],
+        "kills/halfway": tally["halfway"],
+        "kills/again": tally["again"],
+        "versions": sum(seen["num_versions"] for seen in tally["seen"]),
     }
+    for kind in ("reads", "torn", "mixed", "backward"):
+        found[kind] = sum(seen[kind] for seen in tally["seen"])
+    for kind in ("publish", "disturbed"):
+        times = tally[f"{kind}_s"]
+        for name, q in (("p50", 0.5), ("max", 1.0)):
+            found[f"{kind}_ms/{name}"] = 1e3 * percentile(times, q) if times else None
+    found["warm_again_s/p50"] = percentile(tally["warm_again_s"], 0.5) if tally["warm_again_s"] else None
+    found["load"] = raw["load"]
+    return found
 
 
 if __name__ == "__main__":
-    options = parser(__doc__)
-    options.add_argument("--mib", type=int, default=256, help="size of the model")
+    options = parser(__doc__ or "")
+    options.add_argument("--mib", type=int, default=256, help="size of the model that is copied")
     options.add_argument("--repeats", type=int, default=8, help="versions moved")
+    options.add_argument("--publishes", type=int, default=PUBLISHES)
+    options.add_argument("--kills", type=int, default=KILLS)
+    options.add_argument("--nodes", type=int, default=3)
+    options.add_argument("--seed", type=int, default=1)
     sys.exit(main("node_copy", options.parse_args(), measure, figures, MUST))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
+from pipeline.config_room import room_faults
 from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Share
 from pipeline.run_folder import write_atomic
@@ -46,6 +47,7 @@ class Run(Section):
 class Cluster(Section):
     kind: Literal["local", "slurm"] = "local"
     nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
+    min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
     slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
     env: dict[str, str] = Field(default={}, description="Environment variables of workers")
 
@@ -166,7 +168,11 @@ class Trainer(Section):
     weight_decay: Float = Field(default=0.0, ge=0)
     grad_clip: Float = Field(default=1.0, gt=0)
     max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
-    strategy: Literal["single", "emulated"] = "single"
+    strategy: Literal["single", "ddp", "fsdp2", "emulated"] = Field(
+        default="single",
+        description="single: one process; ddp: `ranks` processes, each with the whole model; fsdp2: each with a part",
+    )
+    ranks: Int = Field(default=1, ge=1, description="Processes that train together, wherever their nodes are")
     options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
 
 
@@ -265,15 +271,9 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _slots_suffice(self) -> "Config":
-        roles = self.placement.roles
-        wanted = sum(r.replicas * r.slots for r in (roles.rollout, roles.reward, roles.train))
-        have = self.cluster.nodes * self.cluster.slots_per_node
-        if wanted > have:
-            raise ValueError(
-                f"placement.roles want {wanted} slots, the cluster has {have} "
-                f"(cluster.nodes {self.cluster.nodes} x cluster.slots_per_node {self.cluster.slots_per_node})"
-            )
+    def _has_room(self) -> "Config":
+        if wrong := next(room_faults(self), None):
+            raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")

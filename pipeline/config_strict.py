@@ -42,7 +42,7 @@ def strict_faults(config: "Config") -> Iterator[str]:
     if config.rollout.on_update != "recompute":
         yield f"rollout.on_update is {config.rollout.on_update}, must be recompute"
     roles = config.placement.roles
-    for name, role in (("rollout", roles.rollout), ("reward", roles.reward), ("train", roles.train)):
+    for name, role in (("rollout", roles.rollout), ("reward", roles.reward)):
         if role.replicas != 1:
             yield f"placement.roles.{name}.replicas is {role.replicas}, must be 1"
     for path, engine in zip(_ENGINES, (config.rollout.engine, config.reward.genrm.engine), strict=True):

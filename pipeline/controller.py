@@ -47,17 +47,23 @@ Launch = Callable[[str, str, str], None]
 
 def make_plan(config: Config) -> RunPlan:
     roles = config.placement.roles
-    placed = ((Role.ROLLOUT, roles.rollout), (Role.REWARD, roles.reward), (Role.TRAIN, roles.train))
+    placed = (
+        (Role.ROLLOUT, roles.rollout.replicas, roles.rollout.slots),
+        (Role.REWARD, roles.reward.replicas, roles.reward.slots),
+        (Role.TRAIN, config.trainer.ranks, roles.train.slots),
+    )
     return RunPlan(
         total_steps=config.trainer.total_training_steps,
         sequences_per_step=config.sequences_per_step,
-        replicas=tuple(Replicas(role=r, replicas=p.replicas, slots=p.slots) for r, p in placed),
+        replicas=tuple(Replicas(role=role, replicas=num, slots=slots) for role, num, slots in placed),
         num_nodes=config.cluster.nodes,
+        min_nodes=config.cluster.min_nodes or config.cluster.nodes,
         save_freq=config.checkpoint.save_freq,
         evaluate_freq=config.evaluate.freq,
         restarts=config.limits.restarts,
         stage_s=config.limits.stage_s,
         save_s=config.limits.save_s,
+        publish_s=config.limits.publish_s,
         engine_start_s=config.limits.engine_start_s,
         staleness=config.algorithm.staleness,
         is_streaming=config.placement.admission == "stream",
@@ -143,6 +149,8 @@ class Controller:
             make_row=self._make_row,
             export=self._export,
             start_node=self.nodes.start,
+            end_node=self.nodes.end,
+            copies=self.nodes.copies,
         )
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
         for sig in STOPPING:

@@ -18,6 +18,7 @@ from pipeline.begin import Cluster
 from pipeline.channel import ControllerEnd
 from pipeline.checkpoint import Newest, local_model
 from pipeline.config import Config
+from pipeline.copies import Copies
 from pipeline.core import events as ev
 from pipeline.core.dag import STAGES
 from pipeline.core.errors import ChannelBroken, RunError
@@ -66,7 +67,10 @@ class Nodes:
         self._lives: dict[str, _Life] = {}
         self._is_over = False
         self._welcomes: set[asyncio.Task[None]] = set()
-        self._beat_s = beat_period_s(self.config.limits.heartbeat_s)
+        limits = self.config.limits
+        self._beat_s = beat_period_s(limits.heartbeat_s)
+        # As long as the trainer waits for a slot: a replica that is being started may hold it.
+        self.copies = Copies(self.run.rendezvous, self.attempt, limits.publish_s + limits.engine_start_s)
 
     def adopt(self, agents: dict[str, "subprocess.Popen[bytes]"]) -> None:
         """These have just been started, as the first of their nodes."""
@@ -86,6 +90,10 @@ class Nodes:
             self.shell.post(ev.NodeLost(node=node, reason=f"its agent cannot be started: {error}"))
             return
         self._live(_Life(node, process, logs, is_first=False, heard=time.monotonic()))
+
+    def end(self, node: str, reason: str) -> None:
+        """Kill the node's agent, whatever it does. Ends in NodeLost."""
+        self._lose(self._lives[node], reason)
 
     def _live(self, life: _Life) -> None:
         self._lives[life.node] = life
@@ -181,6 +189,7 @@ class Nodes:
             genrm=model.genrm.path,
             genrm_dtype=model.genrm.dtype,
             preload=preload(self.config),
+            has_mover=self.config.cluster.nodes > 1,
         )
         if not life.reason:
             await self.send(life.peer, welcome)
@@ -196,11 +205,20 @@ class Nodes:
             case wire.NodeFailed():
                 self._lose(life, body.reason, grace_s=_LEAVE_S)
             case wire.VersionSealed():
-                node.sealed = body.version
-                if all(n.sealed >= body.version for n in self.shell.nodes.values()):
-                    self.shell.post(ev.VersionSealed(version=body.version))
+                self.shell.post(ev.VersionSealed(version=body.version, node=node.name))
+            case wire.Moved():
+                self._post(self.copies.moved(node.name, body.number))
+            case wire.MoveFailed():
+                self._post(self.copies.move_failed(node.name, body.number, body.reason))
+            case wire.WorkerExited(worker=wire.MOVER):
+                say(f"the mover of {node.name} ended: {body.reason}")
+                self._post(self.copies.mover_ended(node.name, body.reason))
             case _:
                 self.shell.on_worker(body)
+
+    def _post(self, events: list[ev.Event]) -> None:
+        for event in events:
+            self.shell.post(event)
 
     # --- the end of a life -------------------------------------------------------------------------------------------
 
@@ -254,4 +272,5 @@ def preload(config: Config) -> list[str]:
     makers = [f"stages.engines.{name}" for name in sorted(engines)]
     makers += ["stages.rl.emulated" if config.trainer.strategy == "emulated" else "stages.rl.trainer"]
     paths = sorted({stage.path.partition(":")[0] for stage in STAGES if stage.path})
-    return [*starts, *makers, *paths, "stages.worker", "pipeline.queue.client"]
+    movers = ["stages.weights.mover"] if config.cluster.nodes > 1 else []
+    return [*starts, *makers, *paths, *movers, "stages.worker", "pipeline.queue.client"]

@@ -26,6 +26,8 @@ FREE = (
 """Keys, and whole sections, that may change. Any other may not: a new key is safe until somebody has thought of it."""
 FREE_UNLESS_STRICT = (
     "trainer.micro_batch_tokens",
+    "trainer.ranks",
+    "trainer.strategy",
     "rollout.flush_s",
     "rollout.engine.kv_cache_bytes",
     "rollout.engine.max_num_seqs",
@@ -63,10 +65,12 @@ def _changed_values(before: Config, after: Config) -> Iterator[str]:
     old, new = (dict(leaves(config.model_dump(mode="json"))) for config in (before, after))
     free = FREE if before.is_strict else (*FREE, *FREE_UNLESS_STRICT)
     for path in dict.fromkeys((*old, *new)):
-        key = ".".join(path)
+        key, values = ".".join(path), (old.get(path), new.get(path))
         is_free = any(key == name or key.startswith(f"{name}.") for name in free)
-        if old.get(path) != new.get(path) and not is_free:
-            yield f"{key} from {_short(old.get(path))} to {_short(new.get(path))}"
+        is_other_trainer = key == "trainer.strategy" and "emulated" in values
+        if values[0] != values[1] and (is_other_trainer or not is_free):
+            change = f"{key} from {_short(values[0])} to {_short(values[1])}"
+            yield f"{change}: an emulated trainer has no real weights" if is_other_trainer else change
 
 
 def _changed_inputs(known: Digests, config: Config) -> Iterator[str]:

@@ -87,6 +87,11 @@ class RunFolder:
     def cache(self) -> Path:
         return self.path / "cache"
 
+    @property
+    def rendezvous(self) -> Path:
+        """Files by which the members of process groups find each other."""
+        return self.cache / "rendezvous"
+
     def journal(self, attempt: int) -> Path:
         return self.path / "journal" / f"attempt_{attempt}.jsonl"
 
@@ -122,7 +127,8 @@ class RunFolder:
         self.path.mkdir(mode=0o700, exist_ok=True)
         self.check_own()
         self.path.chmod(0o700)
-        for name in ("secrets", "queue", "queue/segments", "checkpoints", "journal", "planner", "cache"):
+        kept = ("secrets", "queue", "queue/segments", "checkpoints", "journal", "planner")
+        for name in (*kept, "cache", "cache/rendezvous"):
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
 
     def check_own(self) -> None:

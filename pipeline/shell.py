@@ -15,6 +15,7 @@ import msgspec
 
 from pipeline import wire
 from pipeline.config import Config
+from pipeline.copies import Copies
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
@@ -52,7 +53,6 @@ class Node:
     name: str
     peer: bytes
     num_slots: int
-    sealed: int = 0
 
 
 @dataclass
@@ -79,6 +79,8 @@ class Shell:
         make_row: Callable[[int, StepParts], Row],
         export: Callable[[int, Row], None],
         start_node: Callable[[str], None],
+        end_node: Callable[[str, str], None],
+        copies: Copies,
     ) -> None:
         self.core, self.config, self.attempt = core, config, attempt
         self.executor: Executor
@@ -90,7 +92,7 @@ class Shell:
         """Seconds from the submission of a task to its start."""
         self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
-        self._start_node = start_node
+        self._start_node, self._end_node, self._copies = start_node, end_node, copies
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._probes: dict[int, wire.Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -114,7 +116,9 @@ class Shell:
     async def take(self, event: ev.Event) -> None:
         now = time.monotonic()
         self._journal.write(event, now)
+        failed: list[ev.Event] = []
         if isinstance(event, ev.NodeLost):
+            failed = self._copies.node_lost(event.node, event.reason)
             for worker in self.core.fleet.workers.values():
                 if worker.node == event.node:
                     self._fail_jobs(worker.name, event.reason)
@@ -124,6 +128,8 @@ class Shell:
             parts.queue_depth = max(parts.queue_depth, waiting)
         for decision in decisions:
             await self._perform(decision)
+        for copy_failed in failed:
+            self.post(copy_failed)
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -136,6 +142,8 @@ class Shell:
         match decision:
             case de.StartNode():
                 self._start_node(decision.node)
+            case de.EndNode():
+                self._end_node(decision.node, decision.reason)
             case de.StartWorker():
                 await self._start_worker(decision)
             case de.FenceReplica():
@@ -163,9 +171,14 @@ class Shell:
                 kill_point("shell.trained_committed")
                 self.step_parts(decision.step).num_sequences = (trained, dropped)
                 self.post(ev.BatchTrained(step=decision.step, num_trained=trained, num_dropped=dropped))
+            case de.CopyVersion():
+                for end, move in self._copies.begin(decision, self._lives(decision.source, decision.node)).items():
+                    await self._to_node(end, move)
+            case de.EndCopy():
+                for end in self._copies.ends(decision.node):
+                    await self._to_node(end, wire.KillWorker(worker=wire.MOVER, reason=decision.reason))
             case de.SealVersion():
-                for node in list(self.nodes.values()):
-                    await self._send(node.peer, wire.SealVersion(version=decision.version))
+                await self._to_node(decision.node, wire.SealVersion(version=decision.version))
             case de.LoadVersion():
                 probe = self._probes.get(decision.version)
                 load = wire.LoadVersion(
@@ -183,6 +196,8 @@ class Shell:
         message = wire.StartWorker(
             worker=decision.worker,
             role=decision.role,
+            index=decision.index,
+            life=decision.life,
             slots=list(decision.slots),
             version=decision.version,
             main="stages.worker:main",
@@ -228,6 +243,11 @@ class Shell:
         node = self.nodes.get(name)
         if node is not None:
             await self._send(node.peer, message)
+
+    def _lives(self, source: str, node: str) -> tuple[bytes, bytes]:
+        """Of a node that is lost there is none; that it is, is about to be heard, and ends its copies."""
+        one, other = (self.nodes[name].peer if name in self.nodes else b"" for name in (source, node))
+        return one, other
 
     def _set_timer(self, decision: de.SetTimer) -> None:
         timer = self._timers.pop(decision.name, None)
@@ -298,7 +318,7 @@ class Shell:
         metrics = dict(result.get("metrics", {})) if ok else {}
         if task.stage != "checkpoint":  # the step's row is durable before its checkpoint is begun
             self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
-        if ok and task.stage == "publish":
+        if ok and "probe" in result:
             self._probes[task.step] = msgspec.convert(result["probe"], wire.Probe)
         self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=_cause_first(error)))
 

@@ -59,6 +59,7 @@ class StatusFile:
             "version": 0,
             "stage": "",
             "sequences": {},
+            "nodes": {},
             "workers": [],
             "error": None,
             "mlflow": None,
@@ -80,6 +81,7 @@ class StatusFile:
             version=core.versions.current,
             stage=", ".join(running),
             sequences=counts,
+            nodes=core.crew.nodes(),
             workers=[
                 {"name": w.name, "role": w.role, "node": w.node, "state": w.state} for w in core.fleet.workers.values()
             ],

@@ -22,7 +22,8 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 class Welcome(_Message, frozen=True):
     """Answer to Join. The agent puts `policy` (version `version`) and `genrm` into its shared memory;
-    `preload` are dotted modules for the zygote to import before it forks."""
+    `preload` are dotted modules for the zygote to import before it forks. `has_mover`: there are other nodes, so
+    this one keeps a mover."""
 
     policy: str
     policy_dtype: str
@@ -30,6 +31,7 @@ class Welcome(_Message, frozen=True):
     genrm: str
     genrm_dtype: str
     preload: list[str]
+    has_mover: bool
 
 
 class Quit(_Message, frozen=True):
@@ -45,6 +47,8 @@ class Beat(_Message, frozen=True):
 class StartWorker(_Message, frozen=True):
     worker: str
     role: str
+    index: int
+    life: int
     slots: list[int]
     version: int
     main: str  # dotted path of the worker's main function
@@ -58,6 +62,26 @@ class KillWorker(_Message, frozen=True):
 
 class SealVersion(_Message, frozen=True):
     version: int
+
+
+MOVER = "mover"
+"""The worker that every agent keeps by itself, where there are several nodes: it copies versions between them."""
+
+
+class Move(_Message, frozen=True):
+    """To a mover: send `version` to the other mover of the pair (rank 0), or receive it (rank 1).
+
+    `rendezvous`: a file, new for each pair, that both can reach; `is_first`: nobody uses the receiver's memory yet.
+    """
+
+    worker: str
+    number: int
+    pair: str
+    rank: int
+    rendezvous: str
+    version: int
+    is_first: bool
+    limit_s: float
 
 
 class RunTask(_Message, frozen=True):
@@ -119,13 +143,14 @@ ToAgent = (
     | StartWorker
     | KillWorker
     | SealVersion
+    | Move
     | RunTask
     | DispatchTask
     | AbortTask
     | EndTask
     | LoadVersion
 )
-ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion
+ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Move
 
 
 # --- agent to controller -------------------------------------------------------------------------------------------
@@ -236,6 +261,19 @@ class UpdateFailed(_Message, frozen=True):
     reason: str
 
 
+class Moved(_Message, frozen=True):
+    worker: str
+    number: int
+    num_bytes: int
+    seconds: float
+
+
+class MoveFailed(_Message, frozen=True):
+    worker: str
+    number: int
+    reason: str
+
+
 FromWorker = (
     WorkerReady
     | TaskStarted
@@ -246,6 +284,8 @@ FromWorker = (
     | Counts
     | VersionLoaded
     | UpdateFailed
+    | Moved
+    | MoveFailed
 )
 ToItsAgent = FromWorker | Alive
 """What a worker says; all but Alive is relayed."""
@@ -265,6 +305,8 @@ FromAgent = (
     | Counts
     | VersionLoaded
     | UpdateFailed
+    | Moved
+    | MoveFailed
 )
 
 Body = TypeVar("Body")

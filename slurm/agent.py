@@ -1,6 +1,7 @@
 """The agent of one node: a process that starts the node's zygote, then lives as slurm.node describes.
 
-    python -m slurm.agent RUN_FOLDER --node NAME --slots N --attempt K --endpoint tcp://HOST:PORT [--parent PID]
+    python -m slurm.agent RUN_FOLDER --node NAME --slots N --attempt K --endpoint tcp://HOST:PORT [--host H]
+                          [--parent PID]
 
 First of all it starts the guardian, which removes what it leaves. The zygote's imports are the longest part of a
 node's start, so they are begun before this process's own.
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="this node's address, for the other nodes to connect to")
     parser.add_argument("--parent", type=int, help="leave when this process ends")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of the controller's silence")
     parser.add_argument("--witness", type=int, help="a descriptor that is held until nothing is left of this process")
@@ -111,6 +113,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         num_slots=args.slots,
         attempt=args.attempt,
         endpoint=args.endpoint,
+        host=args.host,
         patience_s=args.patience,
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],

@@ -2,6 +2,8 @@
 
     JOINING ─Welcome▶ PREPARING (shared memory and zygote, at once) ─NodeReady▶ SERVING ─▶ LEFT
 
+Where there are other nodes it keeps a mover: a worker that is forked again whenever it ends.
+
 It leaves on Quit, on TERM, when its zygote dies, when the controller is silent, or when one of a newer attempt
 speaks. It then ends the workers and unlinks the shared memory, in that order.
 """
@@ -20,7 +22,7 @@ from typing import NoReturn
 from pipeline import wire
 from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
-from pipeline.gps.store import Store, janitor
+from pipeline.gps.store import Store, confine, janitor
 from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
@@ -29,6 +31,8 @@ from slurm.names import user_prefix
 from slurm.workers import Workers
 
 _COPY_END_S = 10.0
+_MOVER_PERIOD_S = 1.0
+"""A mover that ends at once is not forked again sooner."""
 
 
 class Leave(Exception):
@@ -42,7 +46,7 @@ class Leave(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
-    also in shared memory; `temporary` is its folder for temporary files."""
+    also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address."""
 
     run: RunFolder
     node: str
@@ -51,6 +55,7 @@ class Place:
     num_slots: int
     attempt: int
     endpoint: str
+    host: str
     patience_s: float
     heartbeat_s: float
     engine_s: float
@@ -68,8 +73,12 @@ class Node:
             process,
             control,
             on_message=self._channel.send,
-            on_exit=lambda worker, reason: self._channel.send(wire.WorkerExited(worker=worker, reason=reason)),
+            on_exit=self._on_exit,
         )
+        self._mover_at = 0.0
+        self._has_mover = False
+        self._for_mover: list[wire.Move | wire.KillWorker] = []
+        self._reviving: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self._stores: list[Store] = []
         self._copying: asyncio.Future[float] | None = None
@@ -95,7 +104,7 @@ class Node:
         except Exception as error:
             known = isinstance(error, PivotError | OSError | RuntimeError)
             reason = Leave(str(error) if known else traceback.format_exc(), is_failure=True)
-        for task in tasks:
+        for task in (*tasks, *self._reviving):
             task.cancel()
         await self._clean_up(reason)
         return reason
@@ -117,6 +126,8 @@ class Node:
         joined = time.monotonic()
         self._copying = asyncio.get_running_loop().run_in_executor(None, self._place_weights, welcome)
         zygote_s = await self._workers.preload(welcome.preload)
+        if welcome.has_mover:
+            await self._start_mover()
         gps_s = await self._copying
         seconds = {"join": joined - start, "gps": gps_s, "zygote": zygote_s, "prepare": time.monotonic() - joined}
         self._channel.send(wire.NodeReady(gps=self._gps, seconds=seconds))
@@ -149,25 +160,60 @@ class Node:
         while True:
             body = (await self._channel.recv()).body
             self._heard = time.monotonic()
-            match body:
-                case wire.Welcome():
-                    self._welcome.set_result(body)
-                case wire.StartWorker():
-                    await self._start_worker(body)
-                case wire.KillWorker(worker=worker, reason=reason):
-                    print(f"killing {worker}: {reason}")
-                    self._workers.kill(worker)
-                case wire.SealVersion(version=version):
-                    kill_point("seal.before")
-                    self._stores[0].seal(version)
-                    kill_point("seal.after")
-                    self._channel.send(wire.VersionSealed(version=version))
-                case wire.Beat():
-                    pass
-                case wire.Quit(reason=reason):
-                    raise Leave(f"the controller said: {reason}", is_failure=False)
-                case _:
-                    self._workers.send(body)
+            await self._do(body)
+
+    async def _do(self, body: wire.ToAgent) -> None:
+        match body:
+            case wire.Welcome():
+                self._welcome.set_result(body)
+            case wire.StartWorker():
+                await self._start_worker(body)
+            case wire.Move() | wire.KillWorker(worker=wire.MOVER) if not self._has_mover:
+                self._for_mover.append(body)
+            case wire.Move():
+                kill_point("copy.asked")
+                self._workers.send(body)
+            case wire.KillWorker(worker=worker, reason=reason):
+                print(f"killing {worker}: {reason}")
+                self._workers.kill(worker)
+            case wire.SealVersion(version=version):
+                kill_point("seal.before")
+                self._stores[0].seal(version)
+                kill_point("seal.after")
+                self._channel.send(wire.VersionSealed(version=version))
+            case wire.Beat():
+                pass
+            case wire.Quit(reason=reason):
+                raise Leave(f"the controller said: {reason}", is_failure=False)
+            case _:
+                self._workers.send(body)
+
+    def _on_exit(self, worker: str, reason: str) -> None:
+        self._channel.send(wire.WorkerExited(worker=worker, reason=reason))
+        if worker == wire.MOVER:
+            self._has_mover = False
+            task = asyncio.create_task(self._revive_mover())
+            self._reviving.add(task)
+            task.add_done_callback(self._reviving.discard)
+
+    async def _revive_mover(self) -> None:
+        await asyncio.sleep(self._mover_at + _MOVER_PERIOD_S - time.monotonic())
+        await self._start_mover()
+
+    async def _start_mover(self) -> None:
+        """What it was told while there was none reaches it now."""
+        place, self._mover_at = self._place, time.monotonic()
+        options = {"host": place.host, "alive_s": beat_period_s(place.engine_s)}
+        main = "stages.weights.mover:main"
+        await self._start_worker(
+            wire.StartWorker(
+                worker=wire.MOVER, role="mover", index=0, life=0, slots=[], version=0, main=main, options=options
+            )
+        )
+        self._has_mover = True
+        kept, self._for_mover = self._for_mover, []
+        for body in kept:
+            await self._do(body)
 
     async def _start_worker(self, start: wire.StartWorker) -> None:
         place = self._place
@@ -178,4 +224,5 @@ class Node:
 
 
 async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> Leave:
+    confine(f"{place.name}-")
     return await Node(place, process, control).live()

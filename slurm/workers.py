@@ -47,15 +47,15 @@ class Workers:
         return await self._ready
 
     async def fork(self, order: wire.WorkerOrder, log: Path) -> None:
-        """The worker's first word is WorkerReady; its end comes by `on_exit`."""
+        """The worker's end comes by `on_exit`. What is sent to it from now on reaches it."""
         mine, its = socket.socketpair()
         with its:
+            mine.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=mine)
+            link = _Link(order.start.worker, writer, log)
+            link.listening = asyncio.create_task(self._listen(link, reader), name=f"listen to {link.worker}")
+            self._links[link.worker] = link  # first: its end may be the next thing that is heard of it
             self._tell(zygote.Fork(order=order, log=str(log)), its.fileno())
-        mine.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=mine)
-        link = _Link(order.start.worker, writer, log)
-        link.listening = asyncio.create_task(self._listen(link, reader), name=f"listen to {link.worker}")
-        self._links[link.worker] = link
 
     def send(self, message: wire.ToWorker) -> None:
         """To the worker that the message names. A dead worker gets nothing: its end was or will be reported."""

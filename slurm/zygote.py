@@ -26,7 +26,14 @@ import msgspec
 from pipeline import wire
 from pipeline.processes import die_with_parent
 
-COMMON = ("pipeline.config", "pipeline.stage", "pyarrow.flight", "submitit.core.utils", "cloudpickle")
+COMMON = (
+    "pipeline.config",
+    "pipeline.stage",
+    "pipeline.gps.store",
+    "pyarrow.flight",
+    "submitit.core.utils",
+    "cloudpickle",
+)
 """What every worker needs, whatever its engine: imported before the agent knows the run's own modules."""
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -139,6 +146,7 @@ class Zygote:
         self._children[os.pidfd_open(pid)] = fork.order.start.worker
 
     def _become_worker(self, fork: Fork, fd: int, zygote: int) -> NoReturn:
+        from pipeline.gps.store import confine
         from pipeline.stage import resolve
 
         code = 1
@@ -151,6 +159,7 @@ class Zygote:
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.close(log)
+            confine(f"{fork.order.gps}-")
             resolve(fork.order.start.main)(socket.socket(fileno=fd), fork.order)
             code = 0
         except BaseException:

@@ -1,6 +1,7 @@
 """How a worker gets its engine or trainer: by role and config. Imports only what this worker runs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from stages.engines.base import Engine
 
 if TYPE_CHECKING:
     from stages.rl.base import Trainer
+    from stages.rl.ranks import Ranks
     from stages.worker import Worker
 
 _TEMPLATE_TOKENS = 1024  # room for the judge's template and its chat's control tokens
@@ -52,19 +54,48 @@ def _engine_kind(name: str) -> Callable[..., Engine]:
 
 
 def make_trainer(worker: "Worker") -> "Trainer":
-    """The trainer, at the newest complete checkpoint, or at the base model."""
+    """The trainer, at the newest complete checkpoint, or at the base model. Waits for the other ranks, if it has any,
+    and all of them load what the first one has found."""
+    store = store_of(worker.run, worker.config)
     trainer: Trainer
     if worker.config.trainer.strategy == "emulated":
         from stages.rl.emulated import EmulatedTrainer
 
-        trainer = EmulatedTrainer(worker.config)
+        trainer = EmulatedTrainer(worker.config, rank=worker.rank)
+        step = store.newest_complete().step
     else:
         from stages.rl.trainer import HfTrainer
 
-        trainer = HfTrainer(worker.config)
-    if checkpoint := store_of(worker.run, worker.config).newest_complete().path:
-        trainer.load(checkpoint)
+        ranks = _join_ranks(worker)
+        trainer = HfTrainer(worker.config, ranks=ranks)
+        step = ranks.agree(store.newest_complete().step if ranks.is_first else 0)
+    if step:
+        trainer.load(store.path(step))
     return trainer
+
+
+def _join_ranks(worker: "Worker") -> "Ranks":
+    """The group is new in each life, so is the file that it is made over."""
+    from stages.rl.ranks import Ranks, join
+
+    config = worker.config
+    if config.trainer.strategy == "single":
+        return Ranks()
+    if config.cluster.kind == "local":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif "GLOO_SOCKET_IFNAME" not in config.cluster.env:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # engines listen on loopback; ranks have to reach other hosts
+    announce(worker.rank, config.trainer.ranks, worker.slots[0])
+    rendezvous = worker.run.cache / "rendezvous" / f"train-{worker.attempt}-{worker.life}"
+    return join(rendezvous, worker.rank, config.trainer.ranks, config.limits.stage_s)
+
+
+def announce(rank: int, num_ranks: int, slot: int) -> None:
+    """What accelerate goes by. Of the address it only wants to know that there is one: it finds the group made."""
+    import torch
+
+    device = slot % torch.cuda.device_count() if torch.cuda.is_available() else 0
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(device), "MASTER_ADDR": "none"}
 
 
 def judge_length(config: Config) -> int:

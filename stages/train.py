@@ -1,4 +1,7 @@
-"""The stages of the train worker: train, publish, checkpoint. All run on its main thread, one at a time."""
+"""The stages of the train workers: train, publish, checkpoint. All run on a worker's main thread, one at a time.
+
+Each rank has a task of its own of each; rank 0 speaks for all of them, and writes.
+"""
 
 from dataclasses import replace
 
@@ -10,8 +13,10 @@ from pipeline.core.errors import Fenced, StageFailed
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
+from stages.group import collective
 
 
+@collective
 def train(task: TaskContext, spec: StageSpec) -> StageResult:
     """Train the recorded batch of `spec.step`."""
     worker = task.worker
@@ -24,11 +29,13 @@ def train(task: TaskContext, spec: StageSpec) -> StageResult:
     check_mismatch(metrics, worker.config.algorithm.max_logprob_diff)
     kill_point("train.after")
     task.log(f"step {spec.step}: trained {len(rows)} sequences, {metrics['train/num_tokens']:.0f} tokens in the loss")
-    return {"metrics": metrics}
+    return {"metrics": metrics if worker.rank == 0 else {}}
 
 
+@collective
 def publish(task: TaskContext, spec: StageSpec) -> StageResult:
-    """Write version `spec.version` into the weight store (its seal is the agent's), and say how to recognise it.
+    """Write version `spec.version` into the weight store of rank 0's node (its seal is the agent's), and say how to
+    recognise it.
 
     A replica that is being started may hold the slot for as long as a start may take.
     """
@@ -37,12 +44,17 @@ def publish(task: TaskContext, spec: StageSpec) -> StageResult:
         raise StageFailed(f"version {spec.version} cannot be published: the trainer holds {worker.trainer.version}")
     kill_point("publish.begin")
     limits = worker.config.limits
-    with worker.policy.write(spec.version, limits.publish_s + limits.engine_start_s) as writer:
-        worker.trainer.publish(writer)
+    if worker.rank == 0:
+        with worker.policy.write(spec.version, limits.publish_s + limits.engine_start_s) as writer:
+            worker.trainer.publish(writer)
+    else:
+        worker.trainer.publish(None)
     kill_point("publish.written")
-    return {"metrics": {}, "probe": msgspec.to_builtins(worker.trainer.probe())}
+    probe = worker.trainer.probe()
+    return {"metrics": {}, "probe": msgspec.to_builtins(probe)} if worker.rank == 0 else {"metrics": {}}
 
 
+@collective
 def checkpoint(task: TaskContext, spec: StageSpec) -> StageResult:
     """Save what the trainer holds, then remove old checkpoints.
 
@@ -55,6 +67,8 @@ def checkpoint(task: TaskContext, spec: StageSpec) -> StageResult:
         raise Fenced(f"attempt {spec.attempt} may not save: attempt {newest_attempt} of {worker.run.path} has begun")
     store = store_of(worker.run, worker.config)
     path = worker.trainer.save(store.uri)
+    if worker.rank > 0:
+        return {"metrics": {}}
     removed = store.prune(worker.config.checkpoint.keep)
     task.log(f"saved {path}" + (f"; removed {', '.join(removed)}" if removed else ""))
     return {"metrics": {}, "version": worker.trainer.version, "path": path}

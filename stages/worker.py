@@ -31,6 +31,7 @@ from pipeline.stage import Order
 from stages.engines.base import EngineCounts
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
+from stages.group import with_the_others
 from stages.start import make_engine, make_trainer
 from stages.task import Task, route_output
 
@@ -46,11 +47,16 @@ class Worker:
     """What stage functions find as `task.worker`. Exactly one of `engine` and `trainer` is there.
 
     `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's endpoint.
+    `rank` counts the replicas of its role (train: the ranks of the group), `life` how often it was started; `slots` are
+    those of its node that it has.
     """
 
     def __init__(self, order: wire.WorkerOrder) -> None:
         self.name = order.start.worker
         self.role = Role(order.start.role)
+        self.rank = order.start.index
+        self.life = order.start.life
+        self.slots = order.start.slots
         self.node = order.node
         self.attempt = order.attempt
         self.options: dict[str, Any] = order.start.options
@@ -196,7 +202,8 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     service = Service(worker, sock)
     loop: Callable[[], NoReturn]
     if worker.role is Role.TRAIN:
-        worker.trainer = make_trainer(worker)
+        with with_the_others(worker, "its start"):
+            worker.trainer = make_trainer(worker)
         version, loop = worker.trainer.version, service.run_tasks
     else:
         engine = make_engine(worker, order.start.version)

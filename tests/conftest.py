@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import fsspec
@@ -7,6 +8,8 @@ import pytest
 from tests.fakes.s3 import S3Server
 
 BUCKET = "bucket"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts into the background without it
 
 
 @pytest.fixture(scope="session")

@@ -86,12 +86,42 @@ def test_r40_an_unknown_key_is_named_with_its_section_and_the_nearest_name(
         ),
         ("reward.genrm.verdict.minimum=2", ["reward.genrm.verdict", "minimum 2.0 is not below maximum 1.0"]),
         ("placement.roles.train.slots=2", ["4 slots", "the cluster has 3"]),
+        ("trainer.ranks=2", ["trainer.ranks 2 needs trainer.strategy ddp or fsdp2, not single"]),
+        ("trainer.strategy=dpp", ["trainer.strategy", "did you mean ddp?"]),
+        ("placement.roles.train.replicas=2", ["train.replicas is 2, must be 1", "trainer.ranks", "train.slots"]),
+        ("cluster.min_nodes=2", ["cluster.min_nodes 2 exceeds cluster.nodes 1"]),
         ("trainer.updates_per_step=17", ["updates_per_step 17", "train_batch_size 16"]),
     ],
 )
 def test_r40_a_wrong_value_is_named_with_what_is_valid(base: Path, override: str, words: list[str]) -> None:
     (problem,) = problems(base, override)
     assert all(word in problem for word in words), problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["cluster.slots_per_node=3"], ["want 4 slots", "the cluster has 3"]),
+        (["cluster.slots_per_node=6", "placement.roles.train.slots=3"], ["want 8 slots", "the cluster has 6"]),
+        (
+            ["cluster.nodes=3", "cluster.slots_per_node=3", "cluster.min_nodes=1"],
+            ["cluster.min_nodes 1", "are 3 slots", "all trainer.ranks want 4"],
+        ),
+    ],
+)
+def test_each_rank_has_its_slots(base: Path, overrides: list[str], words: list[str]) -> None:
+    ranks = ["trainer.ranks=2", "trainer.strategy=ddp"]
+    (problem,) = problems(base, *ranks, *overrides)
+    assert all(word in problem for word in words), problem
+    assert load(base, *ranks, *overrides, "cluster.slots_per_node=8").trainer.ranks == 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "emulated"])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_any_number_of_ranks_fits_a_strategy_that_knows_ranks(base: Path, strategy: str, ranks: int) -> None:
+    more = [f"trainer.strategy={strategy}", f"trainer.ranks={ranks}", "cluster.nodes=2", "cluster.slots_per_node=6"]
+    config = load(base, *more, "cluster.min_nodes=1", "placement.roles.rollout.replicas=4")
+    assert (config.trainer.ranks, config.trainer.strategy) == (ranks, strategy)
 
 
 def test_r40_everything_wrong_is_said_at_once_with_its_source(base: Path) -> None:

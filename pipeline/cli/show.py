@@ -54,6 +54,9 @@ def describe(run: RunFolder, status: Status) -> str:
         ("folder", str(run.path)),
         ("MLflow", how_mlflow_stands(status)),
     ]
+    nodes = status.get("nodes") or {}
+    if status["live"] and (len(nodes) > 1 or set(nodes.values()) - {"ready"}):
+        rows.append(("nodes", ", ".join(f"{node} {state}" for node, state in nodes.items())))
     rows += [
         (worker["name"], f"{worker['state']} on {worker['node']}")
         for worker in status.get("workers") or ()

@@ -30,7 +30,8 @@ class After:
 class Stage:
     """`path`: the dotted name of the function that a task runs; "" for a write to the index.
 
-    `everywhere`: one task on every ready replica of the role (they share the step's sequences), else one task.
+    `everywhere`: one task on every ready replica of the role (they share the step's sequences) or rank of the
+    training group (it ends when all have), else one task.
     """
 
     name: str
@@ -70,6 +71,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
             name="train",
             role=Role.TRAIN,
             path="stages.train:train",
+            everywhere=True,
             after=(
                 After(stage="batch"),
                 After(stage="train", lag=1),
@@ -81,6 +83,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
             name="publish",
             role=Role.TRAIN,
             path="stages.train:publish",
+            everywhere=True,
             # the version before would go while it is evaluated
             after=(After(stage="train"), After(stage="evaluate", lag=1)),
         ),
@@ -90,6 +93,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
             name="checkpoint",
             role=Role.TRAIN,
             path="stages.train:checkpoint",
+            everywhere=True,
             after=(After(stage="record"), After(stage="train"), After(stage="publish")),
         ),
     )

@@ -14,11 +14,22 @@ class StartNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndNode:
+    """End the node's agent and all it has, whatever they do. Ends in NodeLost."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Ends in WorkerReady or WorkerDied. `version`: the weights it starts from."""
+    """Ends in WorkerReady or WorkerDied. `version`: the weights it starts from; `index` counts the replicas of a role
+    (train: the ranks of the group); `life` is that of the process, which ranks that belong together share."""
 
     worker: str
     role: Role
+    index: int
+    life: int
     node: str
     slots: tuple[int, ...]
     version: int
@@ -90,10 +101,33 @@ class CommitTrained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyVersion:
+    """Copy a version from the memory of `source` into that of `node`. Ends in VersionCopied or CopyFailed.
+
+    `number` is never used twice; `is_first`: nobody on `node` uses its memory yet, so whatever it shows may go.
+    """
+
+    number: int
+    version: int
+    source: str
+    node: str
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndCopy:
+    """End the copy to `node` by force. Ends in CopyFailed."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SealVersion:
-    """Make a written version visible on every node. Ends in VersionSealed."""
+    """Make a written version visible on the node. Ends in VersionSealed."""
 
     version: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +165,7 @@ class EndRun:
 
 Decision = (
     StartNode
+    | EndNode
     | StartWorker
     | FenceReplica
     | StartTask
@@ -139,6 +174,8 @@ Decision = (
     | Abort
     | CommitBatch
     | CommitTrained
+    | CopyVersion
+    | EndCopy
     | SealVersion
     | LoadVersion
     | RecordStep

@@ -160,8 +160,24 @@ class BatchTrained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionCopied:
+    """The node's memory holds the whole of the version, which is not visible there yet; `number`: the copy's."""
+
+    number: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFailed:
+    number: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSealed:
     version: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +223,8 @@ Event = (
     | VerdictGiven
     | BatchCommitted
     | BatchTrained
+    | VersionCopied
+    | CopyFailed
     | VersionSealed
     | VersionLoaded
     | UpdateFailed

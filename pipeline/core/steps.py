@@ -15,11 +15,13 @@ class RunPlan:
     sequences_per_step: int
     replicas: tuple[Replicas, ...]
     num_nodes: int
+    min_nodes: int
     save_freq: int
     evaluate_freq: int
     restarts: int
     stage_s: float
     save_s: float
+    publish_s: float
     engine_start_s: float
     staleness: int = 0
     is_streaming: bool = False
@@ -95,8 +97,8 @@ class Steps(dict[int, StepProgress]):
         return found
 
     def rewind(self, version: int, *, unpublish: bool = False) -> None:
-        """The trainer holds `version`: the recorded batches above it are trained again. What is published stays so;
-        `unpublish`: that is lost too, and comes again with the training."""
+        """The trainer holds `version`: the recorded batches above it are trained again, those up to it are not. What
+        is published stays so; `unpublish`: that is lost too, and comes again with the training."""
         begun = (Progress.RUNNING, Progress.DONE)
         last = version
         for step in self.values():
@@ -110,11 +112,23 @@ class Steps(dict[int, StepProgress]):
             if unpublish and step.stages["publish"] in begun:
                 step.stages["publish"] = Progress.PENDING
         for number, step in self.items():
-            if unpublish and number <= version and step.stages["publish"] is not Progress.DONE:
+            if number > version:
+                continue
+            if unpublish and step.stages["publish"] is not Progress.DONE:
                 step.stages["publish"] = Progress.DONE  # it is what the new memory holds
+            elif not unpublish and step.stages["train"] is Progress.PENDING:
+                step.stages["train"] = Progress.DONE  # a memory that began anew may be older than the checkpoint
+                if step.stages["checkpoint"] is Progress.PENDING:
+                    step.stages["checkpoint"] = Progress.DONE
         ascending = sorted(self.items())
         self.clear()
         self.update(ascending)
+
+    def unpublish(self, version: int) -> None:
+        """What was written of `version` is lost: it is published again."""
+        step = self.get(version)
+        if step is not None and step.stages["publish"] is Progress.RUNNING:
+            step.stages["publish"] = Progress.PENDING
 
     def stop(self, reason: str) -> None:
         """Begin no new step, and save the newest trained version, due or not. The first reason stays."""

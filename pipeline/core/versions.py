@@ -1,9 +1,9 @@
 """The life of a weight version.
 
-    UNWRITTEN ▶ WRITTEN ▶ SEALED ▶ RETIRED when the next one is sealed
+    UNWRITTEN ⇄ WRITTEN ▶ SEALED ▶ RETIRED when the next one is sealed
 
-A written version is in shared memory but invisible; sealing makes it the current one on every node, and rollout
-replicas load it. Versions only grow.
+A written version is in the shared memory of some nodes but invisible; when all hold it, sealing makes it the current
+one, and rollout replicas load it. If those that hold it are lost before, it is unwritten again. Versions only grow.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,14 @@ class VersionChange(StrEnum):
     """What happens to a version."""
 
     WRITTEN = "written"
+    LOST = "lost"
     SEALED = "sealed"
     SUPERSEDED = "superseded"
 
 
 LIFE: Mapping[tuple[VersionState, VersionChange], VersionState] = {
     (VersionState.UNWRITTEN, VersionChange.WRITTEN): VersionState.WRITTEN,
+    (VersionState.WRITTEN, VersionChange.LOST): VersionState.UNWRITTEN,
     (VersionState.WRITTEN, VersionChange.SEALED): VersionState.SEALED,
     (VersionState.SEALED, VersionChange.SUPERSEDED): VersionState.RETIRED,
 }
@@ -42,7 +44,7 @@ class Versions:
     _states: dict[int, VersionState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._states = {self.current: VersionState.SEALED}
+        self.reset(self.current)
 
     def state(self, version: int) -> VersionState:
         return self._states.get(version, VersionState.RETIRED if version < self.current else VersionState.UNWRITTEN)
@@ -51,6 +53,21 @@ class Versions:
         """Only the version after the current one can be written, and only once."""
         moved = version == self.current + 1 and self._move(version, VersionChange.WRITTEN)
         assert moved, (version, self)
+
+    @property
+    def written(self) -> int | None:
+        """The version that waits to be sealed."""
+        following = self.current + 1
+        return following if self.state(following) is VersionState.WRITTEN else None
+
+    def lose(self, version: int) -> bool:
+        """No memory holds the whole of the written version any more. False, and nothing changes, if it is not one."""
+        return self._move(version, VersionChange.LOST)
+
+    def reset(self, version: int) -> None:
+        """The only memory there is shows `version`: a life of versions begins anew."""
+        self.current = version
+        self._states = {version: VersionState.SEALED}
 
     def seal(self, version: int) -> bool:
         """Make the written version the current one. False, and nothing changes, if it does not wait for that."""

@@ -7,11 +7,13 @@ with two slots the visible version is never written over. With one slot a store 
 
     EMPTY ▶ WRITING(v) ▶ WRITTEN(v) ▶ visible (`current` = v)      a writer that dies leaves WRITING: nobody reads it
 
-`.meta` is a page of 64-bit words: `current` (one aligned store makes a version visible), then version and state of
-each slot. The process that created the store holds a shared lock on it for as long as it lives: that is how the
-janitor tells a store that is in use from what a killed run left.
+`.meta` is a page of 64-bit words: `current` (one aligned store makes a version visible; the word is one more than
+that, and 0 where none is), then version and state of each slot. The process that created the store holds a shared lock
+on it for as long as it lives: that is how the janitor tells a store that is in use from what a killed run left.
 
 A lock belongs to an open file, which a fork shares: never fork while a Reader or Writer is open.
+
+Nodes of a local run share /dev/shm; `confine` keeps a process to the stores of its own node all the same.
 """
 
 import contextlib
@@ -31,10 +33,20 @@ from pipeline.gps.room import META_BYTES
 from pipeline.gps.segment import Entry, fill, plan_image, read_header
 
 SHM = "/dev/shm"
-_MAGIC = 0x31535047_50564954
+_MAGIC = 0x32535047_50564954
 _POLL_S = 0.002
 _CURRENT, _FORMAT, _NUM_SLOTS = 0, 1, 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_own_prefix = ""
+
+
+def confine(prefix: str) -> None:
+    """From now on this process can create and attach only stores whose names begin with `prefix`: those of its node.
+
+    What passes here then also passes where each node has a memory of its own. The janitor is not bound by it.
+    """
+    global _own_prefix
+    _own_prefix = prefix
 
 
 class SlotState(IntEnum):
@@ -135,8 +147,9 @@ class Store:
 
         `model_path` is a folder with safetensors files, or "emulated". The caller becomes the owner: it keeps the
         returned store and unlinks it at the end. Raises ConfigError for a bad model, RunError if memory is short,
-        FileExistsError if the name is taken.
+        FileExistsError if the name is taken, PermissionError if it is not of this process's node.
         """
+        _require_own(name)
         image = plan_image(model_path, dtype)
         store = cls(name, _claim(_path(name, "meta")))
         try:
@@ -149,7 +162,7 @@ class Store:
             store._words[at] = version
             fill(image, memoryview(store._map(version % slots, writable=True)))
             store._words[at + 1] = SlotState.WRITTEN
-            store._words[_CURRENT] = version
+            store._words[_CURRENT] = version + 1
             store._words[_FORMAT] = _MAGIC  # last: before it, attach fails
         except BaseException:
             store.unlink()
@@ -159,14 +172,17 @@ class Store:
 
     @classmethod
     def attach(cls, name: str) -> "Store":
-        """Open an existing store of this user. Raises WeightsUnavailable if there is none."""
+        """Open an existing store of this user. Raises WeightsUnavailable if there is none, PermissionError if it is
+        not of this process's node."""
+        _require_own(name)
         try:
             store = cls(name, _open_own(_path(name, "meta"), os.O_RDWR))
         except (OSError, ValueError) as error:
             raise WeightsUnavailable(f"there is no weight store {_path(name, 'meta')}: {error}") from error
         if store._words[_FORMAT] != _MAGIC:
             raise WeightsUnavailable(f"{_path(name, 'meta')} is not (yet) a weight store of this release")
-        store._entries = read_header(memoryview(store._map(store.current() % store.num_slots, writable=False)))
+        likely = max(0, store.current()) % store.num_slots  # all have the same header; this one will be read
+        store._entries = read_header(memoryview(store._map(likely, writable=False)))
         return store
 
     @property
@@ -179,8 +195,17 @@ class Store:
         return self._entries
 
     def current(self) -> int:
-        """The newest visible version."""
-        return self._words[_CURRENT]
+        """The newest visible version; -1 if none is."""
+        return self._words[_CURRENT] - 1
+
+    def hide(self) -> None:
+        """Forget all versions: nothing is visible until the next seal, and any version may be written.
+
+        Only while nobody else uses the store. What a Reader still holds stays in place until that slot is written.
+        """
+        self._words[_CURRENT] = 0
+        for slot in range(self.num_slots):
+            self._words[self._word_of(slot) + 1] = SlotState.EMPTY
 
     def read(self, version: int, timeout_s: float, *, is_sealed: bool = True) -> Reader:
         """Hold `version` for reading. Raises WeightsUnavailable if it is not visible (any more), or if its slot is
@@ -193,7 +218,7 @@ class Store:
             lock.release()
             raise WeightsUnavailable(
                 f"{self.name} does not hold version {version}: slot {slot} is {SlotState(state).name} with version "
-                f"{held}, the visible version is {current}"
+                f"{held}, {_visible(current)}"
             )
         return Reader(version, self._entries, self._map(slot, writable=False), lock)
 
@@ -201,7 +226,7 @@ class Store:
         """Hold the slot of `version` for writing; what it held is gone. Raises WeightsUnavailable if readers still
         hold it after `timeout_s`, ValueError if the version may not be written."""
         current = self.current()
-        if version <= current or version % self.num_slots == current % self.num_slots:
+        if current >= 0 and (version <= current or version % self.num_slots == current % self.num_slots):
             raise ValueError(f"{self.name}: version {version} cannot be written beside the visible version {current}")
         slot = version % self.num_slots
         lock = self._lock(slot, fcntl.LOCK_EX, timeout_s, f"writing version {version}")
@@ -217,9 +242,9 @@ class Store:
         if held != version or state != SlotState.WRITTEN or version < self.current():
             raise WeightsUnavailable(
                 f"{self.name}: version {version} cannot be sealed: its slot is {SlotState(state).name} with version "
-                f"{held}, the visible version is {self.current()}"
+                f"{held}, {_visible(self.current())}"
             )
-        self._words[_CURRENT] = version  # one aligned 64-bit store
+        self._words[_CURRENT] = version + 1  # one aligned 64-bit store
 
     def unlink(self) -> None:
         """Remove the store. Those who have it open keep what they hold. Only the owner and the janitor do this."""
@@ -268,6 +293,15 @@ def janitor(user_prefix: str) -> list[str]:
         finally:
             os.close(fd)
     return removed
+
+
+def _require_own(name: str) -> None:
+    if not name.startswith(_own_prefix):
+        raise PermissionError(f"the weight store {name} is of another node: this process may open {_own_prefix}* only")
+
+
+def _visible(current: int) -> str:
+    return f"the visible version is {current}" if current >= 0 else "no version is visible"
 
 
 def _path(name: str, part: str) -> str:

@@ -1,4 +1,9 @@
-"""The port behind which a trainer sits. Every trainer passes tests/contracts/test_trainer.py."""
+"""The port behind which a trainer sits. Every trainer passes tests/contracts/test_trainer.py.
+
+A trainer may be one of several *ranks*, each in a process of its own, numbered from 0. Then all ranks make the same
+calls in the same order, at about the same time: any of them may wait for the others. All are given the whole batch and
+return the same; rank 0 alone writes. A rank that fails alone leaves the others waiting: they are of no use without it.
+"""
 
 from typing import Protocol
 
@@ -19,11 +24,12 @@ class Trainer(Protocol):
     def probe(self) -> Probe:
         """The next greedy token and its logprob after a few fixed prompts, under the present weights."""
 
-    def publish(self, writer: Writer) -> None:
-        """Copy the weights, under canonical (HF) names, into the slot that `writer` holds."""
+    def publish(self, writer: Writer | None) -> None:
+        """Copy the weights, under canonical (HF) names, into the slot that `writer` holds: rank 0. Others have none."""
 
     def save(self, uri: str) -> str:
         """Write a complete checkpoint `uri/step_<version>`; return its path. Idempotent."""
 
     def load(self, path: str) -> None:
-        """Continue from a complete checkpoint: weights, optimizer, random state, version."""
+        """Continue from a complete checkpoint: weights, optimizer, random state, version. Any number of ranks of any
+        strategy may have saved it, but those of an emulated trainer and of a real one."""

@@ -5,6 +5,7 @@ Shape suffixes: B rows of a micro-batch, L its padded length, T its response tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,10 +48,19 @@ class MicroBatch:
     oldest_T: Tensor
     first: int
     """Columns before this one predict no response token of any row."""
+    is_idle: bool
+    """It only keeps the other ranks company: what it computes counts for nothing."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.targets_T)
+
+
+class Pass(NamedTuple):
+    """One forward pass of one rank: the indices of its rows. See MicroBatch."""
+
+    rows: list[int]
+    is_idle: bool = False
 
 
 def to_sample(row: SequenceRow, advantage: float) -> Sample:
@@ -88,7 +98,35 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int
     return plan
 
 
-def pack(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+def plan_shares(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Indices of the rows that each rank takes, ascending: the longest row first, each to the rank with the least.
+
+    So no rank's tokens exceed another's by more than one row. A rank may get none.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(i)
+        loads[rank] += lengths[i]
+    return [sorted(share) for share in shares]
+
+
+def plan_passes(lengths: Sequence[int], max_tokens: int, num_ranks: int) -> list[list[Pass]]:
+    """The forward passes of each rank: every row in one of them, and as many for each rank as for any other.
+
+    A function of the lengths alone, so every rank knows the plans of all. Idle passes take the shortest row.
+    """
+    plans = []
+    for share in plan_shares(lengths, num_ranks):
+        plan = plan_micro_batches([lengths[i] for i in share], max_tokens)
+        plans.append([Pass([share[i] for i in rows]) for rows in plan])
+    num_passes = max(map(len, plans))
+    shortest = min(range(len(lengths)), key=lambda i: lengths[i], default=0)
+    return [plan + [Pass([shortest], is_idle=True)] * (num_passes - len(plan)) for plan in plans]
+
+
+def pack(samples: Sequence[Sample], device: torch.device, *, is_idle: bool = False) -> MicroBatch:
     """Pad `samples` to one length."""
     longest = max(sample.num_tokens for sample in samples)
     ids_BL = np.zeros((len(samples), longest), np.int64)  # any valid id does as padding
@@ -110,4 +148,5 @@ def pack(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         advantages_T=flat([[s.advantage] * len(s.tokens) for s in samples], torch.float32),
         oldest_T=flat([s.oldest for s in samples], torch.long),
         first=min(len(sample.prompt_ids) for sample in samples) - 1,
+        is_idle=is_idle,
     )

@@ -32,12 +32,16 @@ _OPTIONS = {"step_seconds", "raise_at", "die_at", "once"}
 
 
 class EmulatedTrainer:
-    """Behaves to its callers as HfTrainer does, and passes the same contract suite."""
+    """Behaves to its callers as HfTrainer does, and passes the same contract suite.
 
-    def __init__(self, config: Config, reader: Reader | None = None) -> None:
+    Ranks need not talk to each other: each computes the same.
+    """
+
+    def __init__(self, config: Config, reader: Reader | None = None, rank: int = 0) -> None:
         if reader is not None and reader.version != 0:
             raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
         self._config = config
+        self._rank = rank
         self._options = config.trainer.options
         if unknown := set(self._options) - _OPTIONS:
             raise ValueError(f"trainer.options {sorted(unknown)} are unknown; valid: {sorted(_OPTIONS)}")
@@ -76,7 +80,9 @@ class EmulatedTrainer:
         """Token 0, and as its logprob a function of all weights."""
         return Probe(prompts=[[0]], tokens=[0], logprobs=[-float(np.abs(self.weights).mean())], tolerance=1e-7)
 
-    def publish(self, writer: Writer) -> None:
+    def publish(self, writer: Writer | None) -> None:
+        if writer is None:
+            return
         entry = writer.entries.get(EMULATED_NAME)
         if entry is None or len(writer.entries) > 1 or (entry.dtype, entry.shape) != ("F32", (EMULATED_SIZE,)):
             raise UpdateRefused(
@@ -88,7 +94,8 @@ class EmulatedTrainer:
         target[half:] = self.weights[half:]
 
     def save(self, uri: str) -> str:
-        return CheckpointStore(uri).save(self.version, self._files())
+        store = CheckpointStore(uri)
+        return store.save(self.version, self._files()) if self._rank == 0 else store.path(self.version)
 
     def load(self, path: str) -> None:
         checkpoint = Checkpoint(path)

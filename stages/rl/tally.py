@@ -10,11 +10,28 @@ from torch import Tensor
 
 from stages.rl.batch import MicroBatch
 from stages.rl.correction import Terms
+from stages.rl.ranks import Ranks
+
+_SUMS = (
+    "loss",
+    "pg_loss",
+    "clipped",
+    "kl",
+    "entropy",
+    "drift",
+    "num_weighted",
+    "weight",
+    "weight_squared",
+    "cut",
+)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the response tokens of one optimizer step, as in `Terms`; `grad_norm` before clipping."""
+    """Sums over the response tokens of one optimizer step, as in `Terms`; `grad_norm` before clipping.
+
+    `num_tokens` is that of all ranks; the sums are a rank's own until `share`.
+    """
 
     num_tokens: int
     loss: float = 0.0
@@ -40,6 +57,12 @@ class Tally:
             self.weight_squared += terms.weights_T.square().sum().item()
             self.cut += terms.cut_T.sum().item()
 
+    def share(self, ranks: Ranks) -> None:
+        """Make the sums those of all ranks: the same numbers on each, whatever they decide by them."""
+        gathered = ranks.gather([getattr(self, name) for name in _SUMS])
+        for name, values in zip(_SUMS, zip(*gathered, strict=True), strict=True):
+            setattr(self, name, sum(values))
+
 
 @dataclass(slots=True)
 class Mismatch:
@@ -56,6 +79,11 @@ class Mismatch:
             self.num_tokens += len(gap_T)
             self.largest = max(self.largest, gap_T.max().item())
             self.total += gap_T.sum().item()
+
+    def share(self, ranks: Ranks) -> None:
+        """Make it that of all ranks."""
+        nums, largest, totals = zip(*ranks.gather([self.num_tokens, self.largest, self.total]), strict=True)
+        self.num_tokens, self.largest, self.total = int(sum(nums)), max(largest), sum(totals)
 
     def metrics(self) -> dict[str, float]:
         if not self.num_tokens:

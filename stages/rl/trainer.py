@@ -1,4 +1,6 @@
-"""The trainer on Hugging Face models: GRPO with AdamW through accelerate, one process.
+"""The trainer on Hugging Face models: GRPO with AdamW through accelerate, in one process or in several ranks.
+
+Every rank is given the whole batch and trains its share of it; what it decides and says of a step is about all of it.
 
 Strict repeatability: nothing random outlives a step (each reseeds from (run.seed, step)), dropout is off, so weights,
 optimizer and version are the whole state. On one CPU thread a resumed run equals the uninterrupted one bit for bit.
@@ -25,11 +27,12 @@ from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire import Probe
 from stages.rl.advantages import batch_advantages
-from stages.rl.batch import MicroBatch, Sample, pack, plan_micro_batches, split_groups, to_sample
+from stages.rl.batch import MicroBatch, Pass, Sample, pack, plan_passes, split_groups, to_sample
 from stages.rl.correction import Correction
 from stages.rl.losses import kl_loss, token_logprobs
 from stages.rl.metrics import batch_metrics, finite
 from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
+from stages.rl.ranks import Ranks, distribute, restore, syncing, whole
 from stages.rl.staleness import require_bounded
 from stages.rl.state import image, optimizer_tensors, restore_optimizer
 from stages.rl.tally import Mismatch, Tally, update_metrics
@@ -45,12 +48,14 @@ class HfTrainer:
     """Starts as the base model, version 0: from `reader` if given, else from the model's folder (the same bytes).
 
     `load` continues from a checkpoint. The reference of the KL term, if there is one, is always the base model.
+    Where `ranks` are several, all of them call everything here, in the same order.
     """
 
-    def __init__(self, config: Config, reader: Reader | None = None) -> None:
+    def __init__(self, config: Config, reader: Reader | None = None, ranks: Ranks | None = None) -> None:
         if reader is not None and reader.version != 0:
             raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
         self._config = config
+        self._ranks = ranks or Ranks()
         self._correction = Correction.of(config)
         self._spec = config.model.policy
         self._accelerator = Accelerator(
@@ -58,18 +63,17 @@ class HfTrainer:
         )
         base = views(reader) if reader is not None else base_tensors(self._spec)
         self._names = frozenset(base)
+        trainer = config.trainer
         self.model = self._build(base)
+        self._policy = distribute(self.model, config, self._accelerator)
         self.reference: Module | None = None
         self._base_sha256 = ""
         if config.algorithm.kl.coef > 0:
-            self.reference = self._accelerator.prepare_model(self._build(base), evaluation_mode=True)
-            self.reference.requires_grad_(False)
+            self.reference = distribute(self._build(base), config, self._accelerator, is_trained=False)
             self._base_sha256 = digest(base)
-        trainer = config.trainer
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=trainer.lr, betas=trainer.betas, weight_decay=trainer.weight_decay
         )
-        self._policy = self._accelerator.prepare_model(self.model)
         self.version = 0
         self._nonfinite_in_a_row = 0
         self._unfinished_step: int | None = None
@@ -97,6 +101,7 @@ class HfTrainer:
         starts = [self._look_at(part, mismatch) for part in parts[1:]]
         tallies = [self._update(part, mismatch, None) for part in parts[:1]]
         tallies += [self._update(part, None, start) for part, start in zip(parts[1:], starts, strict=True)]
+        mismatch.share(self._ranks)
         metrics = batch_metrics(rows, advantages, self.version) | mismatch.metrics() | update_metrics(tallies)
         self._unfinished_step = None
         self.version = step
@@ -110,27 +115,18 @@ class HfTrainer:
     ) -> Tally:
         """Add the gradient of the mini-batch's loss, the mean over all its response tokens, to the parameters'.
 
-        Micro-batches only bound memory: the divisor is the mini-batch's, so their cut changes nothing. `start`: the
-        logprobs at the step's start, of each micro-batch; without it the present weights are those.
+        Micro-batches only bound memory, and ranks only share the work: the divisor is the mini-batch's, so neither cut
+        changes anything. `start`: the logprobs at the step's start, of each micro-batch; without it the present
+        weights are those.
         """
-        kl = self._config.algorithm.kl
         tally = Tally(num_tokens=sum(len(sample.tokens) for sample in samples))
+        last = len(self._plan(samples)) - 1
         for i, micro in enumerate(self._micro_batches(samples)):
-            logprobs_T, entropy_T = self._logprobs(self._policy, micro)
-            start_T = logprobs_T.detach() if start is None else start[i]
-            terms = self._correction.terms(logprobs_T, start_T, micro.behaviour_T, micro.advantages_T)
-            loss_T = terms.loss_T
-            if self.reference is not None:
-                with torch.no_grad():
-                    reference_T, _ = self._logprobs(self.reference, micro)
-                kl_T = kl_loss(logprobs_T, reference_T, kl.estimator)
-                loss_T = loss_T + kl.coef * kl_T
-                tally.kl += kl_T.sum().item()
-            self._accelerator.backward(loss_T.sum() / tally.num_tokens)
-            tally.loss += loss_T.sum().item()
-            tally.add(terms, entropy_T)
-            if mismatch is not None:
-                mismatch.add(micro, logprobs_T)
+            with syncing(self._policy, is_last=i == last):
+                loss_T = self._loss(micro, tally, mismatch, None if start is None else start[i])
+                weight = 0 if micro.is_idle else self._ranks.num_ranks  # the ranks' gradients are averaged
+                self._accelerator.backward(loss_T.sum() * weight / tally.num_tokens)
+        tally.share(self._ranks)
         return tally
 
     def probe(self) -> Probe:
@@ -140,7 +136,7 @@ class HfTrainer:
         prompts_PL = np.random.default_rng(0).integers(0, vocab_size, (_PROBE_CANDIDATES, _PROBE_LENGTH))
         with torch.no_grad():
             ids_PL = torch.from_numpy(prompts_PL).to(self._accelerator.device)
-            logits_PV = self._policy(input_ids=ids_PL, use_cache=False).logits[:, -1].float()
+            logits_PV = self.model(input_ids=ids_PL, use_cache=False).logits[:, -1].float()
         best = torch.log_softmax(logits_PV, dim=-1).topk(2)
         lead_P = best.values[:, 0] - best.values[:, 1]
         chosen = sorted(lead_P.topk(_PROBE_PROMPTS).indices.tolist())
@@ -151,16 +147,23 @@ class HfTrainer:
             tolerance=_PROBE_TOLERANCES[self._spec.dtype],
         )
 
-    def publish(self, writer: Writer) -> None:
+    def publish(self, writer: Writer | None) -> None:
         self._require_whole()
-        wanted = _GPS_DTYPES[self._spec.dtype]
-        if others := [name for name, entry in writer.entries.items() if entry.dtype != wanted]:
-            raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
-        publish(self.model.state_dict(), writer)
+        if writer is not None:
+            wanted = _GPS_DTYPES[self._spec.dtype]
+            if others := [name for name, entry in writer.entries.items() if entry.dtype != wanted]:
+                raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
+        publish(self.model.state_dict(), writer, whole)
 
     def save(self, uri: str) -> str:
         self._require_whole()
-        return CheckpointStore(uri).save(self.version, self._files())
+        store, files = CheckpointStore(uri), self._files()
+        try:
+            return store.save(self.version, files) if self._ranks.is_first else store.path(self.version)
+        finally:
+            if self._config.trainer.strategy == "fsdp2":
+                for _ in files:  # the other ranks gather all of it, whatever the store did with it
+                    pass
 
     def load(self, path: str) -> None:
         """Raises RunError where the checkpoint is damaged, or made with another base model as KL reference."""
@@ -173,7 +176,7 @@ class HfTrainer:
             )
         master = "trainer/master.safetensors"
         weights = load(checkpoint.read(master if master in checkpoint else "model/model.safetensors"))
-        self.model.load_state_dict(self._build(weights).state_dict())
+        restore(self.model, self._build(weights).state_dict())
         restore_optimizer(self.model, self.optimizer, load(checkpoint.read("trainer/optimizer.safetensors")))
         self.optimizer.zero_grad()  # of a step that broke off
         self.version = state["version"]
@@ -190,10 +193,35 @@ class HfTrainer:
         if self._unfinished_step is not None:
             raise StageFailed(f"step {self._unfinished_step} was begun and not ended: load a checkpoint first")
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+    def _plan(self, samples: Sequence[Sample]) -> list[Pass]:
+        """This rank's passes; every other rank has as many."""
         lengths = [sample.num_tokens for sample in samples]
-        for indices in plan_micro_batches(lengths, self._config.trainer.micro_batch_tokens):
-            yield pack([samples[i] for i in indices], self._accelerator.device)
+        plans = plan_passes(lengths, self._config.trainer.micro_batch_tokens, self._ranks.num_ranks)
+        return plans[self._ranks.rank]
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+        for rows, is_idle in self._plan(samples):
+            yield pack([samples[i] for i in rows], self._accelerator.device, is_idle=is_idle)
+
+    def _loss(self, micro: MicroBatch, tally: Tally, mismatch: Mismatch | None, start_T: Tensor | None) -> Tensor:
+        """loss_T. What it consists of is added to the tally and to the mismatch, if it counts."""
+        kl = self._config.algorithm.kl
+        tally, mismatch = (Tally(0), None) if micro.is_idle else (tally, mismatch)
+        logprobs_T, entropy_T = self._logprobs(self._policy, micro)
+        start_T = logprobs_T.detach() if start_T is None else start_T
+        terms = self._correction.terms(logprobs_T, start_T, micro.behaviour_T, micro.advantages_T)
+        loss_T = terms.loss_T
+        if self.reference is not None:
+            with torch.no_grad():
+                reference_T, _ = self._logprobs(self.reference, micro)
+            kl_T = kl_loss(logprobs_T, reference_T, kl.estimator)
+            loss_T = loss_T + kl.coef * kl_T
+            tally.kl += kl_T.sum().item()
+        tally.loss += loss_T.sum().item()
+        tally.add(terms, entropy_T)
+        if mismatch is not None:
+            mismatch.add(micro, logprobs_T)
+        return loss_T
 
     def _logprobs(self, model: Module, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """(logprobs_T, entropy_T) of the tempered distribution: the one that the tokens were sampled from."""
@@ -207,8 +235,9 @@ class HfTrainer:
         """The present logprobs of each micro-batch, in the order in which `accumulate` takes them."""
         found = []
         for micro in self._micro_batches(samples):
-            found.append(self._logprobs(self._policy, micro)[0])
-            mismatch.add(micro, found[-1])
+            found.append(self._logprobs(self.model, micro)[0])
+            if not micro.is_idle:
+                mismatch.add(micro, found[-1])
         return found
 
     def _update(
@@ -218,7 +247,7 @@ class HfTrainer:
         limit = self._config.trainer.max_nonfinite_steps
         tally = self.accumulate(samples, mismatch, start)
         norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._config.trainer.grad_clip)
-        tally.grad_norm = float(norm)
+        tally.grad_norm = whole(norm).item()
         is_finite = math.isfinite(tally.loss) and math.isfinite(tally.grad_norm)
         if is_finite:
             self.optimizer.step()
@@ -236,15 +265,19 @@ class HfTrainer:
         """The checkpoint: `model/` loads with transformers as it is; `trainer/` is what training needs besides."""
         for name, data in description_files(self._spec):
             yield f"model/{name}", data
-        weights = canonical_tensors(self.model, self._names)
-        yield "model/model.safetensors", image(weights, _DTYPES[self._spec.dtype])
+        yield "model/model.safetensors", self._weights(_DTYPES[self._spec.dtype])
         if self._spec.dtype != "float32":
-            yield "trainer/master.safetensors", image(weights, torch.float32)
-        yield "trainer/optimizer.safetensors", image(optimizer_tensors(self.model, self.optimizer), torch.float32)
+            yield "trainer/master.safetensors", self._weights(torch.float32)
+        moments = optimizer_tensors(self.model, self.optimizer)
+        yield "trainer/optimizer.safetensors", image(moments, torch.float32, is_kept=self._ranks.is_first)
         state = {
             "version": self.version,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "base_sha256": self._base_sha256,
         }
         yield "trainer/trainer.json", json.dumps(state, indent=1).encode()
-        yield "state.json", json.dumps({"version": self.version, "trainer": "single"}, indent=1).encode()
+        about = {"version": self.version, "trainer": self._config.trainer.strategy}
+        yield "state.json", json.dumps(about, indent=1).encode()
+
+    def _weights(self, dtype: torch.dtype) -> bytes:
+        return image(canonical_tensors(self.model, self._names), dtype, is_kept=self._ranks.is_first)

@@ -1,12 +1,12 @@
-"""Moves weight versions between the shared memories of two nodes: the process that a node's agent keeps for it.
+"""Moves weight versions between the shared memories of two nodes: the worker that every node's agent keeps for it.
 
-    python -m stages.weights.mover FD PARENT      FD: the SEQPACKET socket to the agent, PARENT: the agent's pid
-                                                  (behind processes.SHIELD: signals are ignored from the start)
+    main thread      consumes the agent's orders; end of file is the end of the mover
+    pair threads     one per pair: makes one move after the other, and answers Moved or MoveFailed
+    alive thread     says that this process is not stopped
 
-The agent sends Move, the mover answers Moved or Failed. A *pair* is a process group of two movers, an object of its
-own over a rendezvous file: it can be made and dropped while others go on, and no group has to shrink when a node is
-lost. Each pair has a thread, and does one move after the other. Nothing here waits for ever: gloo ends a wait after
-the move's limit, and the agent kills a mover that does not answer.
+A *pair* is a process group of two movers, an object of its own over a rendezvous file: it can be made and dropped
+while others go on, and no group has to shrink when a node is lost. Nothing here waits for ever: gloo ends a wait after
+the move's limit, and the agent kills a mover whose move takes too long, and starts it again.
 
 The sender reads its own node's slot, the receiver writes into its own: no byte is held twice. With each MiB goes the
 sum of its words, so a version that was changed on its way is not whole, and can never be sealed.
@@ -18,67 +18,39 @@ import datetime
 import hashlib
 import os
 import queue
-import signal
 import socket
-import sys
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, ProcessGroup, ProcessGroupGloo
 
+from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps.store import Reader, Store, Writer
-from pipeline.processes import die_with_parent
+from pipeline.kill_points import kill_point
 
-MAX_MESSAGE_BYTES = 1 << 16
 PIECE_BYTES = 32 << 20
 _MIB = 1 << 20
 _SENDER = 0
 _WORDS_IN_HEAD = 4
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send `version` of `store` to the other mover of the pair (rank 0), or receive it (rank 1).
-
-    `rendezvous`: a file, new for each pair, that both can reach; `host`: the own address, for the other to connect to.
-    """
-
-    number: int
-    pair: str
-    rank: int
-    rendezvous: str
-    host: str
-    store: str
-    version: int
-    limit_s: float
-
-
-class Moved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    number: int
-    num_bytes: int
-    seconds: float
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    number: int
-    reason: str
-
-
 class Pair:
     """This mover's end of a process group of two."""
 
-    def __init__(self, first: Move) -> None:
+    def __init__(self, first: wire.Move, host: str) -> None:
+        """`host`: the own address, for the other to connect to. Raises RuntimeError if it does not come in time."""
         options = ProcessGroupGloo._Options()
         options._timeout = datetime.timedelta(seconds=first.limit_s)
-        options._devices = [ProcessGroupGloo.create_device(hostname=first.host)]
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         store = PrefixStore(first.pair, FileStore(first.rendezvous, 2))
         self._group: ProcessGroup = ProcessGroupGloo(store, first.rank, 2, options)
         self._other = 1 - first.rank
@@ -91,6 +63,7 @@ class Pair:
         pieces = list(image_N.split(PIECE_BYTES))
         works = [self._group.send([piece_C], self._other, tag) for tag, piece_C in enumerate(pieces)]
         self._send(torch.cat([_sums(piece_C) for piece_C in pieces]))
+        kill_point("copy.sending")
         for work in works:
             work.wait()
         self._require(held.version, "did not arrive as it was sent")
@@ -115,6 +88,7 @@ class Pair:
         for piece_C, work in zip(pieces, works, strict=True):
             work.wait()
             found.append(_sums(piece_C))  # while the next one arrives
+            kill_point("copy.receiving")
         is_whole = torch.equal(torch.cat(found), sums_S)
         self._send(torch.tensor([int(is_whole)]))
         if not is_whole:
@@ -161,61 +135,90 @@ def _sums(piece_C: Tensor) -> Tensor:
     return torch.cat([sums_S, rest.view(torch.int64).sum().view(1)])
 
 
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One making of a pair: the orders for its thread, None for its end."""
+
+    rendezvous: str
+    inbox: "queue.SimpleQueue[wire.Move | None]"
+
+
 class Mover:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    """`store`: name of the node's store, which need not be there before the first move; `host`: see Pair."""
+
+    def __init__(self, sock: socket.socket, store: str, host: str) -> None:
+        self._sock = sock
+        self._name = store
+        self._host = host
         self._saying = threading.Lock()
-        self._inboxes: dict[str, queue.SimpleQueue[Move]] = {}
+        self._pairs: dict[str, _Making] = {}
 
     def serve(self) -> NoReturn:
-        """Consumes the agent's orders; end of file is its end."""
-        decoder = msgspec.msgpack.Decoder(Move)
-        while data := self._control.recv(MAX_MESSAGE_BYTES):
-            move = decoder.decode(data)
-            if move.pair not in self._inboxes:
-                inbox = self._inboxes[move.pair] = queue.SimpleQueue()
-                threading.Thread(target=self._work, args=(inbox,), name=f"pair {move.pair}", daemon=True).start()
-            self._inboxes[move.pair].put(move)
-        os._exit(0)
+        """Consumes the agent's orders; endless. A pair that is made anew (its rendezvous is another) ends the thread
+        of the old one, which may still wait for a mover that is gone."""
+        stream = self._sock.makefile("rb")
+        while head := stream.read(4):
+            move = wire.decode_to_worker(stream.read(int.from_bytes(head, "little")))
+            assert isinstance(move, wire.Move), move
+            making = self._pairs.get(move.pair)
+            if making is None or making.rendezvous != move.rendezvous:
+                if making is not None:
+                    making.inbox.put(None)
+                making = self._pairs[move.pair] = _Making(move.rendezvous, queue.SimpleQueue())
+                name = f"pair {move.pair}"
+                threading.Thread(target=self._work, args=(making.inbox,), name=name, daemon=True).start()
+            making.inbox.put(move)
+        os._exit(0)  # the agent is gone
 
-    def _work(self, inbox: "queue.SimpleQueue[Move]") -> None:
-        """The thread of a pair: endless. A pair that failed is made anew by the next move, which names a new file."""
-        pair: Pair | None = None
+    def live(self, period_s: float) -> NoReturn:
+        """Says that this process is not stopped, and that nothing holds it as a whole; endless."""
         while True:
-            move, started = inbox.get(), time.monotonic()
+            self._say(wire.Alive(worker=wire.MOVER))
+            time.sleep(period_s)
+
+    def _work(self, inbox: "queue.SimpleQueue[wire.Move | None]") -> None:
+        """The thread of a pair. It holds no slot while it waits for the other mover to come."""
+        pair: Pair | None = None
+        while (move := inbox.get()) is not None:
+            started = time.monotonic()
             try:
-                with _hold(move) as held:
-                    pair = pair or Pair(move)
+                pair = pair or Pair(move, self._host)
+                with self._hold(move) as held:
                     num_bytes = pair.send(held) if isinstance(held, Reader) else pair.receive(held)
             except Exception:
-                pair = None
-                self._say(Failed(number=move.number, reason=traceback.format_exc()))
+                pair = None  # dropped, so that the other one fails at once, too
+                reason = traceback.format_exc()
+                print(f"version {move.version} was not moved: {reason}", flush=True)
+                self._say(wire.MoveFailed(worker=wire.MOVER, number=move.number, reason=reason))
             else:
-                self._say(Moved(number=move.number, num_bytes=num_bytes, seconds=time.monotonic() - started))
+                seconds = time.monotonic() - started
+                moved = wire.Moved(worker=wire.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
+                self._say(moved)
 
-    def _say(self, answer: Moved | Failed) -> None:
+    def _hold(self, move: wire.Move) -> Reader | Writer:
+        if move.rank == _SENDER:
+            return self._store.read(move.version, move.limit_s, is_sealed=False)
+        if move.is_first:
+            self._store.hide()
+        return self._store.write(move.version, move.limit_s)
+
+    @cached_property
+    def _store(self) -> Store:
+        """Attached once: the page tables of its mappings are built once, too."""
+        return Store.attach(self._name)
+
+    def _say(self, message: wire.ToItsAgent) -> None:
+        """From any thread."""
         with self._saying:
-            self._control.send(msgspec.msgpack.encode(answer))
+            self._sock.sendall(wire.encode_message(message))
 
 
-@cache
-def _attached(name: str) -> Store:
-    """Once: the page tables of its mappings are built once, too."""
-    return Store.attach(name)
-
-
-def _hold(move: Move) -> Reader | Writer:
-    store = _attached(move.store)
-    if move.rank == _SENDER:
-        return store.read(move.version, move.limit_s, is_sealed=False)
-    return store.write(move.version, move.limit_s)
-
-
-def main(fd: int, parent: int) -> NoReturn:
-    die_with_parent(signal.SIGKILL, parent)
+def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
+    """Called in a fresh fork of the zygote, with the socket to the agent. Options: `host`, the node's own address, and
+    `alive_s`, how often to say that it lives."""
+    print(f"--- {order.start.worker} on {order.node}, attempt {order.attempt}, pid {os.getpid()}", flush=True)
     torch.set_num_threads(1)
-    Mover(socket.socket(fileno=fd)).serve()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    options = order.start.options
+    mover = Mover(sock, f"{order.gps}-policy", options["host"])
+    threading.Thread(target=mover.live, args=(options["alive_s"],), name="alive", daemon=True).start()
+    mover.serve()

@@ -5,7 +5,7 @@ Shape legend: E experts, I the experts' inner size, H hidden size.
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -55,24 +55,42 @@ def canonical(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return named
 
 
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @torch.no_grad()
-def publish(parameters: Mapping[str, torch.Tensor], writer: Writer) -> None:
+def publish(
+    parameters: Mapping[str, torch.Tensor],
+    writer: Writer | None,
+    whole: Callable[[torch.Tensor], torch.Tensor] = as_it_is,
+) -> None:
     """Copy a model's parameters (`model.state_dict()`) into the slot, rounding to its dtype.
 
-    Raises UpdateRefused before anything is written unless names and shapes are exactly those of the slot. Only a tied
-    head, which is the embedding under a second name, may be more than the slot has.
+    Where they are cut up over processes, `whole` gathers one, and all processes call this: those without a writer only
+    take part. Raises UpdateRefused before anything is gathered or written unless names and shapes are exactly those of
+    the slot. Only a tied head, which is the embedding under a second name, may be more than the slot has.
     """
-    named, target = canonical(parameters), views(writer)
-    if "lm_head.weight" in named and "lm_head.weight" not in target and _is_tied(named):
+    if writer is None:
+        for tensor in parameters.values():
+            whole(tensor)
+        return
+    target = views(writer)
+    named = canonical({name: torch.empty(tensor.shape, device="meta") for name, tensor in parameters.items()})
+    if "lm_head.weight" in named and "lm_head.weight" not in target and _is_tied(parameters):
         del named["lm_head.weight"]
     differences = differing({n: t.shape for n, t in named.items()}, {n: t.shape for n, t in target.items()})
     if differences:
         raise UpdateRefused(f"version {writer.version} does not fit the weight store: {differences}")
-    for name, tensor in target.items():
-        tensor.copy_(named[name])
-        kill_point("publish.half")
+    for parameter, tensor in parameters.items():
+        for name, part in canonical({parameter: whole(tensor)}).items():
+            if name in target:
+                target[name].copy_(part)
+                kill_point("publish.half")
 
 
-def _is_tied(named: Mapping[str, torch.Tensor]) -> bool:
-    embedding = named.get("model.embed_tokens.weight")
-    return embedding is not None and embedding.data_ptr() == named["lm_head.weight"].data_ptr()
+def _is_tied(parameters: Mapping[str, torch.Tensor]) -> bool:
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    # Of a tensor that is cut up, the part that is here.
+    parts = [t.to_local() if hasattr(t, "to_local") else t for t in (parameters.get(name) for name in names)]
+    return all(part is not None and part.data_ptr() == parts[0].data_ptr() for part in parts)

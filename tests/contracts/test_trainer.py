@@ -1,6 +1,6 @@
 """What every trainer promises, on every trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from pipeline.gps.store import Store
 from stages.rl.base import Trainer
 from stages.rl.emulated import EmulatedTrainer
 from stages.rl.trainer import HfTrainer
+from tests.fakes.ranks import crew
 from tests.fakes.stores import weight_store
 from tests.fakes.tiny_policy import make_config, make_rows, write_model
 
@@ -33,15 +34,29 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=["single", "emulated"])
+@pytest.fixture(scope="module", params=["single", "emulated", "ddp", "fsdp2"])
 def config(request, model) -> Config:
-    is_emulated = request.param == "emulated"
-    return make_config("emulated" if is_emulated else model, trainer__strategy=request.param)
+    ranks = {"ddp": 2, "fsdp2": 2}.get(request.param, 1)
+    return make_config(
+        "emulated" if request.param == "emulated" else model,
+        trainer__strategy=request.param,
+        trainer__ranks=ranks,
+        cluster__slots_per_node=2 + ranks,
+    )
+
+
+@pytest.fixture(scope="module")
+def kind(config) -> Iterator[Callable[..., Trainer]]:
+    """Makes the trainer of a configuration, and of the version that a reader holds."""
+    if config.trainer.ranks == 1:
+        yield EmulatedTrainer if config.trainer.strategy == "emulated" else HfTrainer
+        return
+    with crew(config.trainer.ranks) as group:
+        yield group.make
 
 
 @pytest.fixture
-def make(config) -> Callable[[], Trainer]:
-    kind = EmulatedTrainer if config.trainer.strategy == "emulated" else HfTrainer
+def make(config, kind) -> Callable[[], Trainer]:
     return lambda: kind(config)
 
 
@@ -66,20 +81,20 @@ def publish(trainer: Trainer, store: Store) -> dict[str, bytes]:
     return weights_in(store, trainer.version)
 
 
-def test_starts_as_version_0_from_the_store_and_from_the_folder_alike(config, make, store, tmp_path):
+def test_starts_as_version_0_from_the_store_and_from_the_folder_alike(config, kind, make, store, tmp_path):
     with store.read(0, 1.0) as reader:
-        from_store = type(make())(config, reader)
+        from_store = kind(config, reader)
     assert from_store.version == 0
     first, second = (Checkpoint(t.save(str(tmp_path / n))) for n, t in (("a", from_store), ("b", make())))
     assert first.read("model/model.safetensors") == second.read("model/model.safetensors")
 
 
-def test_a_reader_of_another_version_is_refused(config, make, store):
+def test_a_reader_of_another_version_is_refused(config, kind, make, store):
     trainer = make()
     trainer.train(make_rows(1), 1)
     publish(trainer, store)
     with store.read(1, 1.0) as reader, pytest.raises(ValueError, match="not from version 1"):
-        type(trainer)(config, reader)
+        kind(config, reader)
 
 
 def test_a_step_gives_the_next_version_and_its_metrics(make):
@@ -111,9 +126,9 @@ def test_only_the_next_step_is_trained(make, step):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("lag", [-1, 0, 1, 2])
-def test_a_token_beyond_the_bound_ends_the_step_before_it_begins(config, make, staleness, lag):
+def test_a_token_beyond_the_bound_ends_the_step_before_it_begins(config, kind, staleness, lag):
     algorithm = config.algorithm.model_copy(update={"staleness": staleness})
-    trainer = type(make())(config.model_copy(update={"algorithm": algorithm}))
+    trainer = kind(config.model_copy(update={"algorithm": algorithm}))
     for step in (1, 2):
         trainer.train(make_rows(step), step)
     before = trainer.probe()
@@ -132,9 +147,9 @@ def test_a_token_beyond_the_bound_ends_the_step_before_it_begins(config, make, s
     assert metrics["staleness/max"] == bool(num_old) == (lag == 1 and staleness == 1)
 
 
-def test_importance_weights_have_their_numbers(config, make):
+def test_importance_weights_have_their_numbers(config, kind):
     algorithm = config.algorithm.model_copy(update={"staleness": 1})
-    trainer = type(make())(config.model_copy(update={"algorithm": algorithm}))
+    trainer = kind(config.model_copy(update={"algorithm": algorithm}))
     assert set(trainer.train(make_rows(1), 1)) == NAMES | WEIGHTS
     rows = make_rows(2)
     for row in rows[::2]:
@@ -180,8 +195,10 @@ def test_same_batches_same_weights(make, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
-def test_r12_three_and_three_steps_are_six(make, scheme, tmp_path):
+def test_r12_three_and_three_steps_are_six(config, make, scheme, tmp_path):
     """Bit for bit: the saved weights, optimizer and state; and each step's metrics."""
+    if scheme == "memory" and config.trainer.ranks > 1:
+        pytest.skip("it lives in one process")
     uri = str(tmp_path) if scheme == "file" else f"memory:/{tmp_path}"
     straight = make()
     metrics = [straight.train(make_rows(step), step) for step in range(1, 7)]
@@ -225,5 +242,5 @@ def test_a_batch_of_nothing_is_a_step_too(make):
     before = trainer.probe()
     assert trainer.train([], 1)["train/num_sequences"] == 0
     assert trainer.version == 1
-    if isinstance(trainer, HfTrainer):
+    if not isinstance(trainer, EmulatedTrainer):
         assert trainer.probe() == before

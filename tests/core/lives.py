@@ -37,6 +37,13 @@ CHANGES: Mapping[str, tuple[object, ...]] = {
     "worker": tuple(WorkerChange),
 }
 _ROLE_OF = {"rollout": Role.ROLLOUT, "reward": Role.REWARD, "prompts": Role.ROLLOUT, "evaluate": Role.ROLLOUT}
+_LOSSES = (ev.NodeLost, ev.TimerFired)
+_REASONS: Mapping[VersionChange, tuple[type, ...]] = {
+    VersionChange.WRITTEN: (ev.TaskEnded,),
+    VersionChange.LOST: _LOSSES,
+    VersionChange.SEALED: (ev.VersionSealed, *_LOSSES),  # the last node that had not sealed it is lost
+    VersionChange.SUPERSEDED: (ev.VersionSealed, *_LOSSES),
+}
 
 
 @dataclass(slots=True)
@@ -86,25 +93,39 @@ class Lives:
         self.tasks: dict[str, _Task] = {}
         self.bindings: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.nodes: set[str] = set()
+        """Those that joined, cold or warm."""
         self.lost: set[str] = set()
+        self.given_up: set[str] = set()
+        self.ending: set[str] = set()
+        self.yielding: set[str] = set()
+        """Replicas that are killed because others need their slots."""
+        self.copies: dict[str, de.CopyVersion] = {}
+        self.seals: dict[str, int] = {}
         self.are_all_there = False
 
     @property
     def timers(self) -> set[str]:
-        """What has a limit now: each task, each worker that is not ready, each version that is not sealed, each lost
-        node, and the first coming of all nodes. A task of a fenced worker has none of its own any more."""
+        """What has a limit now: each task, each worker that is not ready, each copy and each seal, each lost node, and
+        the first coming of all nodes. A task of a fenced worker has none of its own any more."""
         resting = (WorkerState.READY, WorkerState.DEAD)
         waiting = {f"task:{i}" for i, t in self.tasks.items() if self.workers[t.worker] is not WorkerState.FENCED}
         waiting.update(f"worker:{name}" for name, state in self.workers.items() if state not in resting)
-        waiting.update(f"seal:{v}" for v, state in self.versions.items() if state is VersionState.WRITTEN)
-        waiting.update(f"node:{node}" for node in self.lost)
+        waiting.update(f"copy:{node}" for node in self.copies)
+        waiting.update(f"seal:{node}" for node in self.seals)
+        waiting.update(f"node:{node}" for node in self.lost | self.ending)
         return waiting if self.are_all_there else waiting | {"nodes"}
 
     def take(self, core: Core, event: ev.Event, decisions: list[de.Decision]) -> None:
         self._event(event)
-        self.are_all_there |= len(self.nodes) == core.plan.num_nodes
+        self._follow_versions(core, event)
+        for worker in [w for w in self.workers if w not in core.fleet.workers]:
+            self.bindings.pop(worker, None)
+            assert self.workers.pop(worker) in (WorkerState.DEAD, WorkerState.PLANNED), worker
         for decision in decisions:
             self._decision(decision)
+        if isinstance(event, ev.NodeLost | ev.TimerFired):
+            self.given_up |= {n for n in core.crew.given_up if n not in self.nodes}
+        self.are_all_there |= len(self.nodes) == core.plan.num_nodes - len(self.given_up)
         if core.ended is None:
             self._compare(core)
 
@@ -134,6 +155,9 @@ class Lives:
                 if self._was_asked(event, WorkerChange.REFUSED):
                     self._worker(event.worker, WorkerChange.REFUSED)
             case ev.WorkerDied():
+                if event.worker in self.yielding:
+                    self.yielding.remove(event.worker)
+                    del self.bindings[event.worker]
                 if self._worker(event.worker, WorkerChange.DIED):
                     for task_id in [t for t, task in self.tasks.items() if task.worker == event.worker]:
                         self._release(task_id)
@@ -142,11 +166,17 @@ class Lives:
                     self.versions = {event.version: VersionState.SEALED}
                 self.nodes.add(event.node)
                 self.lost.discard(event.node)
+                self.given_up.discard(event.node)
             case ev.NodeLost():
                 self._lose(event.node)
+            case ev.VersionCopied() | ev.CopyFailed():
+                if event.node in self.copies and self.copies[event.node].number == event.number:
+                    del self.copies[event.node]
             case ev.VersionSealed():
-                if self._version(event.version, VersionChange.SEALED):
-                    self._version(event.version - 1, VersionChange.SUPERSEDED)
+                if self.seals.get(event.node) == event.version:
+                    del self.seals[event.node]
+                else:
+                    self.hits.refused["version"][(self._version_state(event.version), VersionChange.SEALED)] += 1
             case ev.BatchTrained():
                 for seq_id, seq in self.sequences.items():
                     if seq.step == event.step:
@@ -160,12 +190,16 @@ class Lives:
 
     def _lose(self, node: str) -> None:
         self.nodes.discard(node)
-        self.lost.add(node)
+        self.lost.discard(node)
+        self.ending.discard(node)
+        self.copies = {n: c for n, c in self.copies.items() if node not in (n, c.source)}
+        self.seals.pop(node, None)
         for worker, (place, _) in self.bindings.items():
             if place == node and (self.workers[worker], WorkerChange.DIED) in LIVES["worker"]:
                 self._worker(worker, WorkerChange.DIED)
                 for task_id in [t for t, task in self.tasks.items() if task.worker == worker]:
                     self._release(task_id)
+        self.bindings = {worker: binding for worker, binding in self.bindings.items() if binding[0] != node}
 
     def _restore(self, event: ev.RunRestored) -> None:
         self.versions[event.version] = VersionState.SEALED
@@ -192,8 +226,6 @@ class Lives:
         task = self.tasks.get(event.task)
         if task is None:
             return
-        if event.ok and task.stage == "publish":
-            assert self._version(task.step, VersionChange.WRITTEN), task
         self._release(event.task)
 
     def _release(self, task_id: str) -> None:
@@ -206,6 +238,20 @@ class Lives:
 
     def _decision(self, decision: de.Decision) -> None:
         match decision:
+            case de.EndNode():
+                self.ending.add(decision.node)
+            case de.StartNode():
+                if decision.node in self.nodes:  # a cold one: nobody is left who could warm it
+                    self._lose(decision.node)
+                self.lost.add(decision.node)
+            case de.CopyVersion():
+                assert decision.node in self.nodes and decision.source in self.nodes, decision
+                assert decision.node not in self.copies and decision.node not in self.seals, decision
+                assert all(copy.source != decision.source for copy in self.copies.values()), "one at a time"
+                self.copies[decision.node] = decision
+            case de.SealVersion():
+                assert decision.node not in self.copies and decision.node not in self.seals, decision
+                self.seals[decision.node] = decision.version
             case de.StartWorker():
                 self._bind(decision)
                 self.workers.setdefault(decision.worker, WorkerState.PLANNED)
@@ -215,9 +261,11 @@ class Lives:
                 assert self.versions[decision.version] is VersionState.SEALED, decision
                 self.asked[decision.worker] = decision.version
             case de.FenceReplica():
-                if self.workers[decision.worker] is not WorkerState.FENCED:  # a limit ran out
-                    assert decision.reason.startswith("limit exceeded: "), decision
+                if self.workers[decision.worker] is not WorkerState.FENCED:
+                    assert decision.reason.startswith(("limit exceeded: ", "another rank", "its slots")), decision
                     assert self._worker(decision.worker, WorkerChange.EXPIRED), decision
+                    if decision.reason.startswith("its slots"):
+                        self.yielding.add(decision.worker)
             case de.StartTask():
                 assert self.workers[decision.worker] is WorkerState.READY, decision
                 assert decision.worker.startswith(_ROLE_OF.get(decision.stage, Role.TRAIN)), decision
@@ -241,9 +289,10 @@ class Lives:
                     assert reason and self._move(seq_id, SequenceChange.DROPPED), decision
 
     def _bind(self, start: de.StartWorker) -> None:
-        """A replica keeps its slots for good, and no slot is in two bindings."""
+        """A replica keeps its slots for as long as their node is there, and no slot is in two bindings."""
         binding = (start.node, start.slots)
         assert self.bindings.setdefault(start.worker, binding) == binding, start
+        assert start.node in self.nodes, start
         taken = [(node, slot) for node, slots in self.bindings.values() for slot in slots]
         assert len(taken) == len(set(taken)), self.bindings
 
@@ -261,7 +310,8 @@ class Lives:
     def _was_asked(self, event: ev.VersionLoaded | ev.UpdateFailed, change: WorkerChange) -> bool:
         if self.asked.get(event.worker) == event.version:
             return True
-        self.hits.refused["worker"][(self.workers[event.worker], change)] += 1
+        if event.worker in self.workers:
+            self.hits.refused["worker"][(self.workers[event.worker], change)] += 1
         return False
 
     def _move(self, seq_id: str, change: SequenceChange) -> bool:
@@ -276,20 +326,32 @@ class Lives:
         return True
 
     def _worker(self, name: str, change: WorkerChange) -> bool:
-        after = self._after("worker", self.workers[name], change)
+        after = self._after("worker", self.workers[name], change) if name in self.workers else None
         if after is not None:
             assert isinstance(after, WorkerState)
             self.workers[name] = after
         return after is not None
 
-    def _version(self, version: int, change: VersionChange) -> bool:
+    def _version_state(self, version: int) -> VersionState:
         newest = max((v for v, s in self.versions.items() if s is VersionState.SEALED), default=0)
         default = VersionState.RETIRED if version < newest else VersionState.UNWRITTEN
-        after = self._after("version", self.versions.get(version, default), change)
+        return self.versions.get(version, default)
+
+    def _version(self, version: int, change: VersionChange) -> bool:
+        after = self._after("version", self._version_state(version), change)
         if after is not None:
             assert isinstance(after, VersionState)
             self.versions[version] = after
         return after is not None
+
+    def _follow_versions(self, core: Core, event: ev.Event) -> None:
+        """A version changes by its table, at most one step at a time, and for a reason."""
+        for version in range(max(0, core.versions.current - 2), core.versions.current + 3):
+            before, after = self._version_state(version), core.versions.state(version)
+            if before is not after:
+                legal = [c for (state, c), then in versions.LIFE.items() if state is before and then is after]
+                assert legal and type(event) in _REASONS[legal[0]], (version, before, after, event)
+                assert self._version(version, legal[0])
 
     def _after(self, life: str, state: object, change: object) -> object | None:
         after = LIVES[life].get((state, change))
@@ -318,6 +380,8 @@ class Lives:
                 assert len(queue) == len(set(queue)) == num, (place, queue)
                 assert all(self.sequences[i].place is place for i in queue), (place, queue)
         for worker in core.fleet.workers.values():
-            assert worker.state is self.workers[worker.name], worker
+            if worker.state is WorkerState.PLANNED and self.workers.get(worker.name) is WorkerState.DEAD:
+                del self.workers[worker.name]  # its node was given up, and it was bound anew
+            assert worker.state is self.workers.get(worker.name, WorkerState.PLANNED), worker
         for version, state in self.versions.items():
             assert core.versions.state(version) is state, core.versions

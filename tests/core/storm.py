@@ -29,6 +29,8 @@ REPEATED = {
     ev.SequenceAdmitted,
     ev.SegmentClosed,
     ev.VerdictGiven,
+    ev.VersionCopied,
+    ev.CopyFailed,
     ev.VersionSealed,
     ev.VersionLoaded,
     ev.UpdateFailed,
@@ -58,9 +60,9 @@ WORKER_REPORTS: dict[WorkerChange, Callable[[str, int], ev.Event]] = {
 def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
     """A small run, and the slots of its nodes."""
     num_rollout, num_reward = rng.choice((1, 1, 1, 1, 1, 2, 2, 3)), rng.choice((1, 1, 1, 2))
-    num_slots = num_rollout + num_reward + 1
-    first = rng.choice((num_slots, num_slots, rng.randint(1, num_slots - 1)))
-    slots = (first, num_slots - first) if first < num_slots else (num_slots,)
+    num_ranks = rng.choice((1, 1, 1, 2, 3))
+    num_slots = num_rollout + num_reward + num_ranks
+    slots = random_slots(rng, num_slots)
     staleness = rng.choice((0, 0, 0, 0, 1))
     plan = make_plan(
         total_steps=rng.choice((2, 2, 3) if staleness else (*[1] * 14, 2, 2, 3)),
@@ -68,9 +70,10 @@ def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
         replicas=(
             Replicas(role=Role.ROLLOUT, replicas=num_rollout, slots=1),
             Replicas(role=Role.REWARD, replicas=num_reward, slots=1),
-            Replicas(role=Role.TRAIN, replicas=1, slots=1),
+            Replicas(role=Role.TRAIN, replicas=num_ranks, slots=1),
         ),
         num_nodes=len(slots),
+        min_nodes=rng.choice((len(slots), len(slots), 1)),
         save_freq=rng.choice((1, 2, 3)),
         evaluate_freq=rng.choice((0, 0, 0, 0, 1, 2)),
         restarts=rng.choice((1, 50, 50, 50, 50)),
@@ -85,12 +88,21 @@ def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
         update_fails=rng.choice((0.0, 0.2)),
         start_fails=rng.choice((0.0, 0.0, 0.05)),
         node_fails=rng.choice((0.0, 0.2)),
+        copy_fails=rng.choice((0.0, 0.0, 0.2)),
         stage_fails=rng.choice((0.0, 0.0, 0.0, 0.0, 0.03)),
         says_started=rng.choice((0.0, 0.0, 0.0, 1.0)),
     )
     world = World(plan, rng, odds)
     world.is_strict = plan.staleness == 0 and not plan.is_streaming and rng.random() < 0.5
     return world, slots
+
+
+def random_slots(rng: random.Random, num_slots: int) -> tuple[int, ...]:
+    """The slots of one to three nodes, sometimes more than are needed."""
+    num_nodes = rng.choice((1, 1, 2, 3))
+    cuts = sorted(rng.randint(1, num_slots - 1) for _ in range(num_nodes - 1))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, num_slots], strict=True)]
+    return tuple(size + rng.choice((0, 0, 1)) for size in sizes if size)
 
 
 class Storm:
@@ -134,7 +146,7 @@ class Storm:
         self.lost: dict[str, list[ev.Event]] = {}
         """What killed workers had said; it may come late, but not before their death is known."""
         self.deaths: Counter[str] = Counter()
-        self.losses = 0
+        self.losses: Counter[str] = Counter()
         self.causes: list[str] = []
         """What may end this attempt before its time: the beginnings of reasons."""
         self.most = sum(odds for odds, _ in self.wrongs)
@@ -207,7 +219,9 @@ class Storm:
         elif kind == "version":
             version = self.world.core.versions.current + rng.choice((-1, 0, 1))
             if self.world.core.versions.state(version) is not VersionState.WRITTEN:
-                return ev.VersionSealed(version=version)
+                node = rng.choice(sorted(self.world.num_slots))
+                if self.lives.seals.get(node) != version:
+                    return ev.VersionSealed(version=version, node=node)
         return None
 
     def _is_old(self, event: ev.Event) -> bool:
@@ -215,11 +229,16 @@ class Storm:
         report of an earlier life cannot come once the next one is asked for the same."""
         match event:
             case ev.NodeJoined():
-                return event.node in self.world.core.fleet.nodes
+                return event.node in self.lives.nodes
+            case ev.VersionSealed():
+                return self.lives.seals.get(event.node) != event.version
+            case ev.VersionCopied() | ev.CopyFailed():
+                copy = self.lives.copies.get(event.node)
+                return copy is None or copy.number != event.number
             case ev.WorkerReady():
-                return self.lives.workers[event.worker] is not WorkerState.STARTING
+                return self.lives.workers.get(event.worker) is not WorkerState.STARTING
             case ev.VersionLoaded() | ev.UpdateFailed():
-                is_awaited = self.lives.workers[event.worker] is WorkerState.LOADING
+                is_awaited = self.lives.workers.get(event.worker) is WorkerState.LOADING
                 return not (is_awaited and self.lives.asked[event.worker] == event.version)
             case ev.SegmentClosed(task=task, segments=segments):
                 return not any(
@@ -248,13 +267,15 @@ class Storm:
         self.world.give(ev.CancelAsked(reason="interrupted"))
 
     def _lose_node(self) -> None:
-        if "n0" in self.world.core.fleet.nodes:
-            self.losses += 1
-            if self.world.plan.num_nodes > 1 or self.losses > self.world.plan.restarts:
-                self.causes.append("node n0 ")
+        nodes = sorted(self.lives.nodes)
+        if nodes:
+            node = self.rng.choice(nodes)
             self.counts["node lost"] += 1
-            self.lost.clear()
-            self.world.lose_node("n0")
+            self.counts[f"one of {len(nodes)} nodes lost"] += 1
+            for worker in self.world.core.fleet.workers.values():
+                if worker.node == node:
+                    self.lost.pop(worker.name, None)
+            self.world.lose_node(node)
 
     # --- what must hold --------------------------------------------------------------------------------------------
 
@@ -264,11 +285,11 @@ class Storm:
             assert self.world.timers.keys() == self.lives.timers, (self.world.timers, self.lives.timers)
         if isinstance(event, ev.StepRecorded):
             self.deaths.clear()
-            self.losses = 0
-        elif isinstance(event, ev.NodeLost) and event.reason == "no room":
-            self.losses += 1
-            if self.losses > self.world.plan.restarts:
-                self.causes.append("node n0 ")
+            self.losses.clear()
+        elif isinstance(event, ev.NodeLost | ev.CopyFailed):
+            self.losses[event.node] += 1
+            if self.losses[event.node] > self.world.plan.restarts:
+                self.causes += [f"node {event.node} ", "no node has slots left"]
         elif isinstance(event, ev.TaskEnded) and not event.ok:
             self.causes.append("stage ")
         elif isinstance(event, ev.WorkerDied):
@@ -284,7 +305,7 @@ class Storm:
         match end.status:
             case "cancelled":
                 trainer = self.world.processes.get("train-0")
-                if trainer and self.lives.workers[trainer.name] is WorkerState.READY:
+                if trainer and self.world.core.fleet.ready(Role.TRAIN):
                     assert trainer.version == self.world.durable.newest_checkpoint, "the last training is saved"
             case "done":
                 assert end.reason == "" and not self.lives.tasks, (end, self.lives.tasks)

@@ -65,13 +65,28 @@ def test_nodes_that_never_come_end_the_run() -> None:
     )
 
 
-def test_the_seal_of_a_version_has_a_limit() -> None:
+def test_a_node_that_does_not_seal_a_version_is_ended_and_started_again() -> None:
     world = new_world().start()
     until(world, lambda d: isinstance(d, de.SealVersion))
-    assert "seal:1" in world.timers
+    assert "seal:n0" in world.timers
     world.channels["n0"].clear()
     world.run()
-    assert world.core.ended == de.EndRun(status="failed", reason="limit exceeded: seal:1 (limits.stage_s, 10000 s)")
+    reason = "limit exceeded: seal:n0 (limits.stage_s, 10000 s)"
+    assert [d for d in world.log if isinstance(d, de.EndNode)] == [de.EndNode(node="n0", reason=reason)]
+    assert world.core.ended == de.EndRun(status="done")
+
+
+def test_a_copy_that_hangs_is_ended_then_its_node_is() -> None:
+    world = new_world(num_nodes=2, min_nodes=2, restarts=1).start(3, 1)
+    until(world, lambda d: isinstance(d, de.CopyVersion))
+    world.copies.clear()  # both movers are stuck, and nobody is told when they are killed
+    world.run()
+    ends = [d for d in world.log if isinstance(d, de.EndCopy | de.EndNode)]
+    assert ends == [
+        de.EndCopy(node="n1", reason="limit exceeded: copy:n1 (limits.publish_s, 20000 s)"),
+        de.EndNode(node="n1", reason="limit exceeded: copy:n1 (limits.engine_start_s, 10000 s)"),
+    ]
+    assert world.core.ended == de.EndRun(status="done")
 
 
 def test_a_timer_that_fires_after_it_was_cleared_or_set_anew_changes_nothing() -> None:

@@ -82,6 +82,8 @@ class OneVersion:
         match change:
             case VersionChange.WRITTEN:
                 self.all.write(1)
+            case VersionChange.LOST:
+                self.all.lose(1)
             case VersionChange.SEALED:
                 self.all.seal(1)
             case VersionChange.SUPERSEDED:
@@ -93,7 +95,7 @@ class OneWorker:
     start = WorkerState.PLANNED
 
     def __init__(self) -> None:
-        self.one = Worker("rollout-0", Role.ROLLOUT, "n0", (0,))
+        self.one = Worker("rollout-0", Role.ROLLOUT, 0, "n0", (0,))
 
     @property
     def state(self) -> WorkerState:
@@ -102,7 +104,7 @@ class OneWorker:
     def change(self, change: object) -> None:
         match change:
             case WorkerChange.STARTED:
-                self.one.start(0)
+                self.one.start(0, 1)
             case WorkerChange.REPORTED:
                 self.one.report(0)
             case WorkerChange.ASKED:
@@ -172,8 +174,8 @@ def test_a_version_older_than_that_of_the_last_segment_is_a_fault() -> None:
 
 
 def test_only_the_version_that_was_asked_for_counts_as_loaded() -> None:
-    worker = Worker("rollout-0", Role.ROLLOUT, "n0", (0,))
-    worker.start(0)
+    worker = Worker("rollout-0", Role.ROLLOUT, 0, "n0", (0,))
+    worker.start(0, 1)
     worker.report(0)
     worker.ask(2)
     assert not worker.load(1) and not worker.refuse(1, "shapes") and worker.version == 0

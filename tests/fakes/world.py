@@ -8,7 +8,7 @@ to do and the end of what it said; what the queue holds stays.
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
@@ -17,6 +17,8 @@ from pipeline.core.events import Finish, Role, SegmentInfo, VerdictInfo
 from pipeline.core.fleet import Replicas
 from pipeline.queue.schema import sequence_id
 from tests.fakes.durable import SERVED, Durable
+from tests.fakes.memory import NodeMemory
+from tests.fakes.process import Process, Work
 
 
 def make_plan(**changes: object) -> RunPlan:
@@ -25,11 +27,13 @@ def make_plan(**changes: object) -> RunPlan:
         "sequences_per_step": 4,
         "replicas": tuple(Replicas(role=r, replicas=1, slots=1) for r in Role),
         "num_nodes": 1,
+        "min_nodes": 1,
         "save_freq": 2,
         "evaluate_freq": 2,
         "restarts": 3,
         "stage_s": 1e4,
         "save_s": 1e4,
+        "publish_s": 1e4,
         "engine_start_s": 1e4,
     }
     return RunPlan(**(values | changes))  # type: ignore[arg-type]
@@ -45,37 +49,10 @@ class Odds:
     update_fails: float = 0.0
     start_fails: float = 0.0
     node_fails: float = 0.0
+    copy_fails: float = 0.0
     stage_fails: float = 0.0
     says_started: float = 1.0
     """A task that ends at once may say that alone."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """A sequence that a task has claimed and not ended. `aborted_at`: the version under which it was taken back."""
-
-    task: str
-    id: str
-    owner: tuple[int, int]
-    idx: int
-    aborted_at: int | None = None
-
-
-@dataclass(slots=True)
-class Process:
-    """One life of a worker. `trained`: the steps in the weights that a trainer holds, in order."""
-
-    name: str
-    role: Role
-    version: int
-    trained: tuple[int, ...] = ()
-    orders: deque[de.Decision] = field(default_factory=deque)
-    work: list[_Work] = field(default_factory=list)
-    tasks: dict[str, str] = field(default_factory=dict)
-    """The serving tasks that it runs, each with its stage."""
-    oldest: dict[str, int] = field(default_factory=dict)
-    """Of each rollout task the lowest version that may serve it."""
-    is_hung: bool = False
 
 
 class World:
@@ -106,18 +83,19 @@ class World:
         self.channels: dict[str, deque[ev.Event]] = {}
         self.timers: dict[str, float] = {}
         self.num_slots: dict[str, int] = {}
-        self.sealed: list[int] = []
-        self.written = -1
+        self.memories: dict[str, NodeMemory] = {}
+        self.copies: list[de.CopyVersion] = []
+        """Those that go on."""
 
     def start(self, *num_slots: int) -> "World":
         """A new attempt begins, with what is durable; a node joins for each of `num_slots` (3 on one node)."""
         self._clear()
         self.durable.attempts += 1
         restored = self.durable.restore(self.is_strict)
-        self.sealed = [restored.version]
         self.give(restored)
         self.num_slots = {f"n{index}": num for index, num in enumerate(num_slots or (3,))}
         for node, num in self.num_slots.items():
+            self.memories[node] = NodeMemory.of(restored.version)
             self.say(node, ev.NodeJoined(node=node, num_slots=num, version=restored.version))
         return self
 
@@ -142,12 +120,15 @@ class World:
         """One thing happens: a part of the world does something, or what it said is delivered. False: nothing can."""
         busy = [p for p in self.processes.values() if (p.orders or p.work) and not p.is_hung]
         talking = [channel for channel in self.channels.values() if channel]
-        which = int(self.rng.random() * (len(busy) + len(talking)))
+        num_things = len(busy) + len(talking) + bool(self.copies)
+        which = int(self.rng.random() * num_things)
         if which < len(busy):
             self._act(busy[which])
-        elif talking:
+        elif which < len(busy) + len(talking):
             self.give(talking[which - len(busy)].popleft())
-        return bool(busy or talking)
+        elif self.copies:
+            self._copy(self.copies.pop(int(self.rng.random() * len(self.copies))))
+        return num_things > 0
 
     def run(self, limit: int = 10_000) -> "World":
         """To the end. What hangs is found by the timers alone."""
@@ -175,18 +156,25 @@ class World:
 
     def lose_node(self, node: str) -> None:
         """All that ran there is gone, with its memory, and what it had said and was not heard."""
-        for worker in [w for w in self.core.fleet.workers.values() if w.node == node]:
-            self.processes.pop(worker.name, None)
-            self.channels.pop(worker.name, None)
-        self.channels.pop(node, None)
+        self._end_node(node)
         self.give(ev.NodeLost(node=node, reason="silent"))
 
+    def _end_node(self, node: str) -> None:
+        for name in [name for name, process in self.processes.items() if process.node == node]:
+            del self.processes[name]
+        for worker in [w for w in self.core.fleet.workers.values() if w.node == node]:
+            self.channels.pop(worker.name, None)
+        self.channels.pop(node, None)
+        self.memories.pop(node, None)
+        self.copies = [copy for copy in self.copies if node not in (copy.node, copy.source)]
+
     def _start_node(self, node: str) -> None:
+        self._end_node(node)
         if self.rng.random() < self.odds.node_fails:
             self.say(node, ev.NodeLost(node=node, reason="no room"))
             return
-        version = self.written = self.durable.newest_checkpoint
-        self.sealed = [version]
+        version = self.durable.newest_checkpoint
+        self.memories[node] = NodeMemory.of(version)
         self.say(node, ev.NodeJoined(node=node, num_slots=self.num_slots[node], version=version))
 
     # --- decisions -------------------------------------------------------------------------------------------------
@@ -205,9 +193,12 @@ class World:
                     (process.orders.appendleft if is_overtaking else process.orders.append)(decision)
             case de.StartNode():
                 self._start_node(decision.node)
+            case de.EndNode():
+                self._end_node(decision.node)
+                self.say(decision.node, ev.NodeLost(node=decision.node, reason=decision.reason))
             case de.StartWorker():
                 assert decision.worker not in self.processes, decision
-                process = Process(decision.worker, decision.role, decision.version)
+                process = Process(decision.worker, decision.role, decision.node, decision.version)
                 if decision.role is Role.TRAIN:
                     process.version = self.durable.newest_checkpoint
                     process.trained = self.durable.checkpoints[process.version]
@@ -227,18 +218,40 @@ class World:
                 assert began <= ended and all(start <= end for _, start, end in spans), (decision, spans)
                 self.durable.record_step(decision.step)
                 self.say("", ev.StepRecorded(step=decision.step))
+            case de.CopyVersion():
+                assert all(copy.node != decision.node for copy in self.copies), (decision, self.copies)
+                memory = self.memories[decision.node]
+                if decision.is_first:
+                    assert not any(p.node == decision.node for p in self.processes.values()), decision
+                    memory.shown = -1
+                memory.begin(decision.version)
+                self.copies.append(decision)
+            case de.EndCopy():
+                ended = [copy for copy in self.copies if copy.node == decision.node]
+                self.copies = [copy for copy in self.copies if copy.node != decision.node]
+                for copy in ended:
+                    self.say(copy.node, ev.CopyFailed(number=copy.number, node=copy.node, reason=decision.reason))
             case de.SealVersion():
-                assert decision.version == self.written == self.sealed[-1] + 1, (decision, self.written, self.sealed)
-                self.sealed.append(decision.version)
-                for node in self.core.fleet.nodes:
-                    self.say(node, ev.VersionSealed(version=decision.version))
+                memory = self.memories[decision.node]
+                assert memory.holds(decision.version) and decision.version > memory.shown, (decision, memory)
+                if decision.version > self.core.versions.current:  # the others follow at once
+                    assert all(self.memories[n].holds(decision.version) for n in self.core.fleet.nodes), self.memories
+                memory.shown = decision.version
+                self.say(decision.node, ev.VersionSealed(version=decision.version, node=decision.node))
             case de.EndRun():
                 pass
 
-    @property
-    def readable(self) -> list[int]:
-        """The versions in shared memory: of two slots, one holds the sealed version, the other is being written."""
-        return self.sealed[-1:] if self.written == self.sealed[-1] + 1 else self.sealed[-2:]
+    def _copy(self, copy: de.CopyVersion) -> None:
+        source = self.memories.get(copy.source)
+        if source is None or not source.holds(copy.version) or self.rng.random() < self.odds.copy_fails:
+            self.say(copy.node, ev.CopyFailed(number=copy.number, node=copy.node, reason="closed by peer"))
+        else:
+            self.memories[copy.node].slots[copy.version % 2] = copy.version
+            self.say(copy.node, ev.VersionCopied(number=copy.number, node=copy.node))
+
+    def can_read(self, node: str, version: int) -> bool:
+        memory = self.memories[node]
+        return memory.holds(version) and version <= memory.shown
 
     # --- what a worker does ----------------------------------------------------------------------------------------
 
@@ -254,13 +267,13 @@ class World:
     def _obey(self, process: Process, order: de.Decision) -> None:
         match order:
             case de.StartWorker():
-                is_there = process.role is not Role.ROLLOUT or order.version in self.readable
+                is_there = process.role is not Role.ROLLOUT or self.can_read(process.node, order.version)
                 if not is_there or self.rng.random() < self.odds.start_fails:
                     self.kill(process.name)
                 else:
                     self.say(process.name, ev.WorkerReady(worker=process.name, version=process.version))
             case de.LoadVersion():
-                assert order.version in self.readable, (order, process, self.readable)
+                assert self.can_read(process.node, order.version), (order, process, self.memories)
                 for work in process.work if not order.keep_kv else ():
                     work.aborted_at = process.version if work.aborted_at is None else work.aborted_at
                 if self.rng.random() < self.odds.update_fails:
@@ -301,13 +314,15 @@ class World:
                 process.version = task.step
                 process.trained = (*process.trained, task.step)
             case "publish":
-                assert process.version == task.step == self.sealed[-1] + 1, (task, process, self.sealed)
-                self.written = task.step
+                assert process.version == task.step == self.core.versions.current + 1, (task, process)
+                if process.name == "train-0":
+                    self.memories[process.node].write(task.step)
             case "checkpoint":
                 assert process.version == task.step, (task, process)
                 rows = list(range(0 if self.plan.evaluate_freq else 1, task.step + 1))
                 assert self.durable.recorded[: len(rows)] == rows, "a checkpoint has the rows up to its step"
-                self.durable.save(process.trained)
+                if process.name == "train-0":
+                    self.durable.save(process.trained)
             case "evaluate":
                 assert process.version == task.version, (task, process)
 
@@ -315,7 +330,7 @@ class World:
         """What is there already (put by a task that died before its report) is only reported."""
         row = self.durable.claim(seq_id, owner)
         if row.state == SERVED[process.role]:
-            process.work.append(_Work(task, seq_id, owner, len(row.segments)))
+            process.work.append(Work(task, seq_id, owner, len(row.segments)))
         elif process.role is Role.ROLLOUT:
             segment = SegmentInfo(
                 id=seq_id, idx=len(row.segments), num_tokens=0, version=process.version, finish=Finish.STOP
@@ -325,7 +340,7 @@ class World:
             verdict = VerdictInfo(id=seq_id, score=row.score, failure=row.failure)
             self.say(process.name, ev.VerdictGiven(task=task, verdicts=(verdict,)))
 
-    def _generate(self, process: Process, work: _Work) -> None:
+    def _generate(self, process: Process, work: Work) -> None:
         """Put the next segment, or several, then report."""
         segments = [self._next_segment(process, work)]
         while segments[-1].finish is Finish.FLUSH and self.rng.random() < 0.5:
@@ -334,7 +349,7 @@ class World:
             process.work.append(work)
         self.say(process.name, ev.SegmentClosed(task=work.task, segments=tuple(segments)))
 
-    def _next_segment(self, process: Process, work: _Work) -> SegmentInfo:
+    def _next_segment(self, process: Process, work: Work) -> SegmentInfo:
         draw = self.rng.random()
         version = process.version if work.aborted_at is None else work.aborted_at
         if work.aborted_at is not None:
@@ -355,7 +370,7 @@ class World:
             work.idx += 1
         return segment
 
-    def _judge(self, process: Process, work: _Work) -> None:
+    def _judge(self, process: Process, work: Work) -> None:
         draw = self.rng.random()
         if draw < self.odds.abort:
             back = SegmentInfo(id=work.id, idx=work.idx, num_tokens=0, version=process.version, finish=Finish.ABORT)

@@ -86,6 +86,7 @@ def start_workers(rig: Rig) -> None:
         genrm=genrm.path,
         genrm_dtype=genrm.dtype,
         preload=preload(rig.config),
+        has_mover=False,
     )
     rig.expect(wire.Join, node=NODE)
     rig.send(welcome)

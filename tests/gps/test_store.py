@@ -115,6 +115,57 @@ def test_the_visible_version_cannot_be_written(store: Store, store_name: str) ->
     single.unlink()
 
 
+def test_a_hidden_store_shows_nothing_and_takes_any_version(store: Store) -> None:
+    publish(store, 1)
+    publish(store, 2)
+    held = store.read(1, 0)
+    for version in (2, 1, 0, 7):
+        store.hide()
+        assert store.current() == Store.attach(store.name).current() == -1
+        for older in range(8):
+            with pytest.raises(WeightsUnavailable, match=r"EMPTY with version \d, no version is visible"):
+                store.read(older, 0, is_sealed=False)
+            with pytest.raises(WeightsUnavailable, match="cannot be sealed"):
+                store.seal(older)
+        assert version != 2 or (values(held) == 1).all()
+        held.close()
+        publish(store, version)
+        assert store.current() == version
+        with Store.attach(store.name).read(version, 0) as reader:
+            assert (values(reader) == version).all()
+
+
+CONFINED = """
+import sys
+from pipeline.gps.store import Store, confine, janitor
+own, other = sys.argv[1:]
+confine(own.removesuffix("policy"))
+Store.attach(own).read(0, 1).close()
+for act in (Store.attach, lambda name: Store.create(name, "emulated", "float32", 0)):
+    for name in (other, other + "-new", own.replace("-policy", "1-policy")):
+        try:
+            act(name)
+        except PermissionError as error:
+            assert f"{name} is of another node: this process may open {own.removesuffix('policy')}* only" in str(error)
+        else:
+            raise AssertionError(name)
+print(janitor(other), flush=True)
+"""
+
+
+def test_a_confined_process_opens_only_the_stores_of_its_node(store: Store) -> None:
+    other = store.name.replace("-n0-", "-n1-")
+    assert other != store.name
+    end(start(OWN_AND_WAIT, other))
+    done = subprocess.run(
+        [sys.executable, "-c", CONFINED, store.name, other],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.returncode, done.stdout) == (0, f"[{other!r}]\n"), done.stderr
+
+
 def test_a_failed_write_leaves_the_slot_invalid_and_current_valid(store: Store) -> None:
     with pytest.raises(ZeroDivisionError), store.write(1, 0):
         raise ZeroDivisionError

@@ -26,7 +26,7 @@ from tests.scenarios.faults import SETTINGS, Account, account
 from tests.scenarios.runs import ROOT, environment, pid_by_log, wait_for_end
 
 NUM_STEPS, PER_STEP = 4, 12
-VICTIMS = ("rollout-0", "rollout-1", "reward-0", "reward-1", "train-0", "zygote", "agent")
+VICTIMS = ("rollout-0", "rollout-1", "reward-0", "reward-1", "train-0", "train-1", "zygote", "agent", "mover")
 LIMIT_S = 60.0
 
 
@@ -54,12 +54,14 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
     rng = random.Random(seed)
     staleness, mode = rng.choice((0, 1, 1)), rng.choice(("stream", "stream", "barrier"))
     keep_kv = rng.random() < 0.2
+    num_nodes, num_ranks = rng.choice((1, 1, 2)), rng.choice((1, 2))
     config = load_files(
         ["configs/emulated.yaml"],
         [
             *SETTINGS,
             f"trainer.total_training_steps={NUM_STEPS}",
-            *("data.train_batch_size=3", "cluster.slots_per_node=5", "rollout.flush_s=0.05"),
+            *("data.train_batch_size=3", "rollout.flush_s=0.05"),
+            *(f"cluster.nodes={num_nodes}", f"cluster.slots_per_node={6 // num_nodes}", f"trainer.ranks={num_ranks}"),
             *("placement.roles.rollout.replicas=2", "placement.roles.reward.replicas=2"),
             *(f"algorithm.staleness={staleness}", f"placement.admission={mode}", f"run.seed={seed}"),
             *(("rollout.on_update=keep_kv", "rollout.engine.enable_prefix_caching=false") if keep_kv else ()),
@@ -71,10 +73,11 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
     keep_inputs(run, config)
     save_resolved(config, run.config)
     counts = Counter({f"staleness {staleness}": 1, mode: 1, "keep_kv": int(keep_kv)})
+    counts.update({f"{num_nodes} nodes": 1, f"{num_ranks} ranks": 1})
     is_last = False
     while not run.ended.exists():
         num_kills = 0 if is_last else rng.choice((0, 1, 1, 2, 3))
-        is_last = _attempt(run, seed, rng, num_kills, counts)
+        is_last = _attempt(run, seed, rng, num_kills, counts, num_nodes)
     assert read_json(run.ended)["status"] == "done", read_json(run.status)
     wait_for_end(path)
     for attempt in run.attempts():
@@ -84,7 +87,9 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
     return counts, account(path, NUM_STEPS, PER_STEP, staleness)
 
 
-def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, counts: Counter[str]) -> bool:
+def _attempt(
+    run: RunFolder, seed: int, rng: random.Random, num_kills: int, counts: Counter[str], num_nodes: int
+) -> bool:
     """One life of the controller. True if it was killed, or had not to be."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tests.scenarios.chaos", str(run.path), str(seed)],
@@ -111,7 +116,7 @@ def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, coun
                 counts["controller"] += 1
                 wait_for_end(run.path)
                 return True
-            if pid := _pid(run, name):
+            if pid := _pid(run, f"local-{rng.randrange(num_nodes)}-{name}" if name != "queue" else name):
                 os.kill(pid, signal.SIGKILL)
                 counts[name.partition("-")[0]] += 1
         out, _ = process.communicate(timeout=LIMIT_S)
@@ -125,8 +130,7 @@ def _attempt(run: RunFolder, seed: int, rng: random.Random, num_kills: int, coun
 
 
 def _pid(run: RunFolder, name: str) -> int | None:
-    log = "queue.log" if name == "queue" else f"local-0-{name}.log"
-    return pid_by_log(run.path, run.logs(run.attempts()[-1]) / log)
+    return pid_by_log(run.path, run.logs(run.attempts()[-1]) / f"{name}.log")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ MOMENTS: dict[str, Callable[[Event], bool]] = {
     "rollout": lambda e: e["event"] == "SegmentClosed",
     "reward": lambda e: e["event"] == "VerdictGiven",
     "train": lambda e: e["event"] == "TaskStarted" and e["task"].startswith("train-"),
+    "publish": lambda e: e["event"] == "TaskStarted" and e["task"].startswith("publish-"),
 }
 """In the middle of which stage something dies."""
 
@@ -47,7 +48,7 @@ def worker(name: str, sig: signal.Signals = signal.SIGKILL) -> Death:
 
     def die(run: Run, moment: str, after: float) -> Felt:
         run.until(moment, MOMENTS[moment], after)
-        return _of_worker(run, name, death, moment, run.kill(f"local-0-{name}", sig))
+        return _of_worker(run, name, death, moment, run.kill(f"{run.node_of(name)}-{name}", sig))
 
     return die
 
@@ -70,6 +71,38 @@ def node(process: str, sig: signal.Signals = signal.SIGKILL) -> Death:
         joined = run.until("it is back", lambda e: e["event"] == "NodeJoined", told["wall"])
         went_on = run.until("work goes on", worked, joined["wall"])
         return Felt(death, moment, told["wall"] - killed, went_on["wall"] - told["wall"])
+
+    return die
+
+
+def one_of_two(worker: str) -> Death:
+    """The node, by its agent, on which the worker is; work may go on before it is back, and what follows does not wait
+    for that."""
+
+    def die(run: Run, moment: str, after: float) -> Felt:
+        run.until(moment, MOMENTS[moment], after)
+        name = run.node_of(worker)
+        killed = run.kill(f"{name}-agent")
+        told = run.until("its loss is known", lambda e: e["event"] == "NodeLost", killed)
+        went_on = run.until("work goes on", worked, told["wall"])
+        run.until("it is back", lambda e: e["event"] == "NodeJoined" and e["node"] == name, told["wall"])
+        return Felt(f"node of {worker}", moment, told["wall"] - killed, went_on["wall"] - told["wall"])
+
+    return die
+
+
+def mover(worker: str, sig: signal.Signals = signal.SIGKILL) -> Death:
+    """The mover on the worker's node, while a version is published. A stopped one is silent, and found by that."""
+    death = f"mover of {worker}'s node" + ("" if sig is signal.SIGKILL else " is silent")
+
+    def die(run: Run, moment: str, after: float) -> Felt:
+        run.until(moment, MOMENTS[moment], after)
+        killed = run.kill(f"{run.node_of(worker)}-mover", sig)
+        first = run.until("a version is sealed", lambda e: e["event"] == "VersionSealed", killed)
+        later = run.until(
+            "the next one is", lambda e: e["event"] == "VersionSealed" and e["version"] > first["version"], killed
+        )
+        return Felt(death, moment, 0.0, later["wall"] - killed)
 
     return die
 
@@ -241,8 +274,12 @@ def suffer(
     return outcome
 
 
-def everywhere(*deaths: Death) -> list[tuple[Death, str]]:
-    return [(death, moment) for death in deaths for moment in MOMENTS]
+def everywhere(*deaths: Death, moments: Sequence[str] = ("rollout", "reward", "train")) -> list[tuple[Death, str]]:
+    return [(death, moment) for death in deaths for moment in moments]
+
+
+TWO_NODES = ("cluster.nodes=2", "cluster.slots_per_node=3", "trainer.ranks=2")
+"""One rank is alone on its node."""
 
 
 STOP = signal.SIGSTOP
@@ -264,8 +301,24 @@ TABLE: dict[str, Callable[[Path], Outcome]] = {
     "judge": lambda folder: _hang("reward", folder),
     "disk": lambda folder: _fill(folder),
     "memory": lambda folder: _without_memory(folder),
+    "nodes": lambda folder: suffer(
+        folder / "run",
+        everywhere(one_of_two("train-0"), one_of_two("train-1"), moments=tuple(MOMENTS)),
+        *TWO_NODES,
+        num_steps=2 * NUM_STEPS,
+    ),
+    "ranks": lambda folder: suffer(
+        folder / "run", everywhere(worker("train-0"), worker("train-1")), *TWO_NODES, num_steps=2 * NUM_STEPS
+    ),
+    "movers": lambda folder: suffer(
+        folder / "run",
+        everywhere(mover("train-0"), mover("train-1"), mover("train-1", STOP), moments=("publish",)),
+        *TWO_NODES,
+        num_steps=4 * NUM_STEPS,
+    ),
 }
-"""Some deaths of one run each, at three moments; what is written there lies in the folder given."""
+"""Some deaths of one run each, at three or four moments (a mover's: while it is needed); what is written there lies in
+the folder given."""
 
 
 def _hang(role: str, folder: Path) -> Outcome:

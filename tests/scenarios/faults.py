@@ -104,6 +104,16 @@ class Run:
             time.sleep(0.005)
         raise AssertionError(f"no process writes to {log}")
 
+    def node_of(self, worker: str) -> str:
+        """Where the worker is bound, as the status says; that may be a moment old."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            for one in read_json(self.folder.status)["workers"]:
+                if one["name"] == worker:
+                    return str(one["node"])
+            time.sleep(0.01)
+        raise AssertionError(f"{worker} has no node")
+
     def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> float:
         """Returns when."""
         pid = self.pid(name)

@@ -62,6 +62,14 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def start_order(
+    worker: str, role: str = "rollout", main: str = "stages.worker:main", version: int = 0, **options: Any
+) -> wire.StartWorker:
+    return wire.StartWorker(
+        worker=worker, role=role, index=0, life=0, slots=[0], version=version, main=main, options=options
+    )
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -122,12 +130,12 @@ class Rig:
         """Join ▶ Welcome."""
         self.expect(wire.Join, node=NODE)
         both = {"policy": "emulated", "policy_dtype": "float32", "genrm": "emulated", "genrm_dtype": "float32"}
-        self.send(wire.Welcome(version=0, preload=preload, **both))
+        self.send(wire.Welcome(version=0, preload=preload, has_mover=False, **both))
 
     def start_worker(
         self, worker: str, role: str = "rollout", main: str = "stages.worker:main", **options: Any
     ) -> None:
-        self.send(wire.StartWorker(worker=worker, role=role, slots=[0], version=0, main=main, options=options))
+        self.send(start_order(worker, role, main, **options))
 
     def ready(self, worker: str) -> None:
         self.pids[worker] = self.expect(wire.WorkerReady, worker=worker).pid

@@ -9,6 +9,7 @@ from typing import Any
 from submitit.core.utils import DelayedSubmission
 
 from pipeline import wire
+from pipeline.gps.store import Store
 from pipeline.stage import StageResult, StageSpec, TaskContext, current_task
 
 
@@ -41,3 +42,13 @@ def deaf(sock: socket.socket, order: wire.WorkerOrder) -> None:
     ready = wire.WorkerReady(worker=order.start.worker, version=0, pid=os.getpid(), seconds={})
     sock.sendall(wire.encode_message(ready))
     threading.Event().wait()
+
+
+def trespass(sock: socket.socket, order: wire.WorkerOrder) -> None:
+    """A worker's main function that tries to open the weights of another node, and says what came of it."""
+    try:
+        Store.attach(order.start.options["store"])
+        reason = "nothing"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    sock.sendall(wire.encode_message(wire.UpdateFailed(worker=order.start.worker, version=0, reason=reason)))

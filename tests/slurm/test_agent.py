@@ -229,7 +229,7 @@ def test_a_bad_model_fails_the_node(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig()
     rig.expect(wire.Join)
     policy = {"policy": str(tmp_path), "policy_dtype": "float32", "version": 0}
-    rig.send(wire.Welcome(genrm="emulated", genrm_dtype="float32", preload=[], **policy))
+    rig.send(wire.Welcome(genrm="emulated", genrm_dtype="float32", preload=[], has_mover=False, **policy))
     assert "has no *.safetensors" in rig.expect(wire.NodeFailed).reason
     assert rig.agent.wait(10) == 1
     assert shared_memory(rig.run, rig.attempt) == []

@@ -1,102 +1,21 @@
 """The controller's side of a node, with real agents: one NodeLost per life, whatever ends it."""
 
-import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import wire
-from pipeline.channel import AgentEnd, ControllerEnd
-from pipeline.checkpoint import Newest
+from pipeline.channel import AgentEnd
 from pipeline.core import events as ev
 from pipeline.core.errors import RunError
-from pipeline.nodes import Nodes
-from pipeline.shell import Node
-from slurm.local import LocalCluster
-from tests.fakes.scripted import make_config
-from tests.slurm.rig import NODE, WAIT_S, children, is_gone, make_run, shared_memory
-
-
-@dataclass
-class Inbox:
-    """The shell as its nodes see it."""
-
-    nodes: dict[str, Node] = field(default_factory=dict)
-    posted: list[Any] = field(default_factory=list)
-
-    def post(self, event: Any) -> None:
-        self.posted.append(event)
-
-    def on_worker(self, message: Any) -> None:
-        self.posted.append(message)
-
-
-class Watch:
-    """Nodes of a run without a core: the test decides."""
-
-    def __init__(self, path: Path, **limits: float) -> None:
-        self.runner = asyncio.Runner()
-        self.config = make_config(limits=limits)
-        self.run, self.attempt = make_run(path, self.config)
-        self.cluster = LocalCluster(self.run)
-        self.shell = Inbox()
-        self.newest = Newest(0, "", [])
-        self.do(self._open())
-
-    async def _open(self) -> None:
-        channel = ControllerEnd(self.run.secrets, self.attempt)
-        self.nodes = Nodes(self.run, self.config, self.attempt, self.cluster, channel, lambda: self.newest)
-        self.nodes.shell = self.shell  # type: ignore[assignment]
-        self.nodes.restored = self.newest
-        self.nodes.adopt({NODE: self.cluster.start_agent(NODE, self.attempt, channel.endpoint)})
-        self.tasks = [asyncio.create_task(work) for work in (self.nodes.listen(), self.nodes.beat())]
-
-    def do(self, work: Any) -> Any:
-        return self.runner.run(asyncio.wait_for(work, WAIT_S))
-
-    def next(self) -> Any:
-        return self.do(self._next())
-
-    async def _next(self) -> Any:
-        while not self.shell.posted:
-            await asyncio.sleep(0.005)
-        return self.shell.posted.pop(0)
-
-    def start(self) -> None:
-        async def start() -> None:
-            self.nodes.start(NODE)
-
-        self.do(start())
-
-    @property
-    def life(self) -> Any:
-        return self.nodes._lives[NODE]
-
-    def serve(self) -> list[int]:
-        """Wait for the node; the pids of its agent, guardian and zygote."""
-        joined = self.next()
-        assert isinstance(joined, ev.NodeJoined), joined
-        return [self.life.process.pid, *children(self.life.process.pid)]
-
-    def close(self) -> None:
-        async def close() -> None:
-            for task in self.tasks:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*self.tasks)
-            await self.nodes.close("the test is over")
-            self.nodes.channel.close()
-
-        self.do(close())
-        self.runner.close()
+from tests.slurm.rig import NODE, is_gone, shared_memory
+from tests.slurm.watch import Watch
 
 
 @pytest.fixture
@@ -136,6 +55,18 @@ def test_what_a_lost_agent_still_says_is_answered_quit(watch: Watch) -> None:
         stranger = watch.do(say_join(watch, pid))
         assert isinstance(stranger, wire.Quit)
     assert watch.shell.posted == []
+
+
+def test_a_node_that_is_ended_is_lost_with_the_reason(watch: Watch) -> None:
+    pids = watch.serve()
+
+    async def end() -> None:
+        for _ in range(2):
+            watch.nodes.end(NODE, "its memory cannot be filled")
+
+    watch.do(end())
+    assert watch.next().reason.startswith("its memory cannot be filled")
+    assert all(map(is_gone, pids[:1])) and watch.shell.posted == []
 
 
 async def say_join(watch: Watch, pid: int) -> Any:

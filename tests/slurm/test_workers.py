@@ -11,9 +11,10 @@ import msgspec
 from pipeline import wire
 from slurm import zygote
 from slurm.workers import Workers
+from tests.slurm.rig import start_order
 
 ORDER = wire.WorkerOrder(
-    start=wire.StartWorker(worker="w", role="rollout", slots=[0], version=0, main="m:main", options={}),
+    start=start_order("w", main="m:main"),
     run="/nowhere",
     node="n0",
     attempt=1,

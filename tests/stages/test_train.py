@@ -43,6 +43,7 @@ class Worker:
     policy: Store
     trainer: EmulatedTrainer
     queue: Rows
+    rank: int = 0
 
 
 @dataclass
@@ -96,6 +97,26 @@ def test_a_step_of_the_train_worker(make):
     assert saved == {"metrics": {}, "version": 1, "path": str(task.worker.run.checkpoints / "step_1")}
     for result in (trained, published, saved):
         assert msgspec.json.decode(msgspec.json.encode(result)) == result
+
+
+def test_another_rank_trains_alike_writes_nothing_and_says_nothing(make):
+    tasks = [make(trainer__ranks=2, cluster__slots_per_node=4, checkpoint__keep=1) for _ in range(2)]
+    second = tasks[1].worker
+    second.rank, second.trainer = 1, EmulatedTrainer(second.config, rank=1)
+    for step in (1, 2):
+        for name, version in (("train", step - 1), ("publish", step), ("checkpoint", step)):
+            assert run_stage(tasks[1], name, step, version) == {"metrics": {}}
+    assert not list(second.run.checkpoints.iterdir())
+    with pytest.raises(WeightsUnavailable):
+        second.policy.seal(2)
+    run_stage(tasks[0], "train", 1, 0)
+    path = run_stage(tasks[0], "checkpoint", 1, 1)["path"]
+    first = tasks[0].worker.trainer
+    run_stage(tasks[0], "train", 2, 1)
+    assert np.array_equal(first.weights, second.trainer.weights)
+    second.trainer.load(path)  # what rank 0 wrote is for all
+    assert second.trainer.version == 1 and not np.array_equal(first.weights, second.trainer.weights)
+    assert second.trainer.save(str(second.run.checkpoints)) == path
 
 
 def test_publish_refuses_to_put_another_versions_name_on_the_weights(make):

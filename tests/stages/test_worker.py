@@ -21,7 +21,7 @@ from pipeline.core.events import Finish, SegmentInfo, VerdictInfo
 from pipeline.pickles import load_own
 from slurm.executor import ElasticJobEnvironment
 from tests.slurm.conftest import rig as rig  # the fixture
-from tests.slurm.rig import Rig
+from tests.slurm.rig import Rig, start_order
 from tests.slurm.tasks import Resumable, here
 
 
@@ -273,10 +273,7 @@ def test_an_exception_in_the_engines_loop_ends_the_worker(rig: Rig, spare: str) 
 
 
 def test_a_worker_that_cannot_start_says_why(rig: Rig) -> None:
-    start = wire.StartWorker(
-        worker="broken-0", role="rollout", slots=[0], version=99, main="stages.worker:main", options={}
-    )
-    rig.send(start)
+    rig.send(start_order("broken-0", version=99))
     assert "does not hold version 99" in rig.expect(wire.WorkerExited, worker="broken-0").reason
 
 

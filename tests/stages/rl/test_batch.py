@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rl.batch import Sample, pack, plan_micro_batches, split_groups, to_sample
+from stages.rl.batch import Sample, pack, plan_micro_batches, plan_passes, plan_shares, split_groups, to_sample
 from tests.fakes.tiny_policy import make_row
 
 CPU = torch.device("cpu")
@@ -50,6 +50,31 @@ def test_micro_batches_hold_each_row_once_within_the_limit(lengths, max_tokens):
         longest = max(lengths[i] for i in part)
         assert len(part) == 1 or len(part) * longest <= max_tokens
         assert len(part) * longest <= 2 * sum(lengths[i] for i in part)
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 9))
+def test_shares_hold_each_row_once_and_are_even(lengths, num_ranks):
+    shares = plan_shares(lengths, num_ranks)
+    assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
+    assert all(share == sorted(share) for share in shares)
+    loads = [sum(lengths[i] for i in share) for share in shares]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+    assert plan_shares(lengths, 1) == [list(range(len(lengths)))]
+
+
+@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 2000), st.integers(1, 9))
+def test_r34_each_rank_has_as_many_passes_and_each_row_counts_once(lengths, max_tokens, num_ranks):
+    plans = plan_passes(lengths, max_tokens, num_ranks)
+    assert len(plans) == num_ranks and len({len(plan) for plan in plans}) == 1
+    counting = [rows for plan in plans for rows, is_idle in plan if not is_idle]
+    assert sorted(i for rows in counting for i in rows) == list(range(len(lengths)))
+    for plan in plans:
+        idle = [is_idle for _, is_idle in plan]
+        assert idle == sorted(idle)  # the last ones: so an update's last pass is the same one on all ranks
+        assert all(lengths[i] == min(lengths) for rows, is_idle in plan if is_idle for i in rows)
+    assert not all(plan[-1].is_idle for plan in plans if plan) or not lengths  # none is without need
+    (alone,) = plan_passes(lengths, max_tokens, 1)
+    assert [rows for rows, _ in alone] == plan_micro_batches(lengths, max_tokens)
 
 
 @given(st.permutations([(prompt, member) for prompt in range(5) for member in range(3)]), st.integers(1, 9))

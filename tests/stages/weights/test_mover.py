@@ -1,6 +1,7 @@
 """Versions from one node's memory to another's: what arrives, what is refused, and what a death leaves."""
 
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,23 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps.store import Store
-from stages.weights.mover import Failed, Moved
-from tests.stages.weights.movers import MoverProcess, move, two_movers
+from tests.stages.weights.movers import LIMIT_S, MoverProcess, move, order, two_movers
 
 POLICY = "configs/quickstart/policy"
+Movers = tuple[MoverProcess, MoverProcess]
 
 
-@pytest.fixture
-def stores() -> Iterator[tuple[Store, Store]]:
+@pytest.fixture(scope="module")
+def names() -> tuple[str, str]:
+    run = f"pivot-{os.getuid()}-test{uuid.uuid4().hex[:8]}"
+    return f"{run}-1-n0-policy", f"{run}-1-n1-policy"
+
+
+@pytest.fixture(scope="module")
+def stores(names: tuple[str, str]) -> Iterator[tuple[Store, Store]]:
     """Two nodes' memories with the same model."""
-    made = []
+    made: list[Store] = []
     try:
-        for node in ("n0", "n1"):
-            made.append(
-                Store.create(f"pivot-{os.getuid()}-test{uuid.uuid4().hex[:8]}-1-{node}-policy", POLICY, "float32", 0)
-            )
+        made.extend(Store.create(name, POLICY, "float32", 0) for name in names)
         yield made[0], made[1]
     finally:
         for store in made:
@@ -32,9 +37,16 @@ def stores() -> Iterator[tuple[Store, Store]]:
 
 
 @pytest.fixture(scope="module")
-def movers() -> Iterator[tuple[MoverProcess, MoverProcess]]:
-    with two_movers() as both:
+def movers(names: tuple[str, str]) -> Iterator[Movers]:
+    with two_movers(names) as both:
         yield both
+
+
+@pytest.fixture(autouse=True)
+def nothing_there(stores: tuple[Store, Store]) -> None:
+    """Each test begins with empty memories."""
+    for store in stores:
+        store.hide()
 
 
 def write(store: Store, version: int, seed: int = 0) -> bytes:
@@ -51,17 +63,13 @@ def held(store: Store, version: int) -> bytes:
         return bytes(reader.buffer)
 
 
-def names(stores: tuple[Store, Store]) -> tuple[str, str]:
-    return stores[0].name, stores[1].name
-
-
 def test_a_version_arrives_bit_for_bit_and_can_then_be_sealed(
-    stores: tuple[Store, Store], movers: tuple[MoverProcess, MoverProcess], tmp_path: Path
+    stores: tuple[Store, Store], movers: Movers, tmp_path: Path
 ) -> None:
     for version in (1, 2, 3):
         written = write(stores[0], version)
-        answers = move(movers, names(stores), version, tmp_path / "pair")
-        assert [type(answer) for answer in answers] == [Moved, Moved]
+        answers = move(movers, version, tmp_path / "pair")
+        assert [type(answer) for answer in answers] == [wire.Moved, wire.Moved], answers
         with pytest.raises(WeightsUnavailable):
             held(stores[1], version)
         for store in stores:
@@ -69,61 +77,83 @@ def test_a_version_arrives_bit_for_bit_and_can_then_be_sealed(
         assert held(stores[1], version) == held(stores[0], version) == written
 
 
-def test_several_pairs_of_one_mover_do_not_mind_each_other(
-    stores: tuple[Store, Store], movers: tuple[MoverProcess, MoverProcess], tmp_path: Path
+def test_the_first_one_hides_what_the_receiver_shows_whatever_its_version(
+    stores: tuple[Store, Store], movers: Movers, tmp_path: Path
+) -> None:
+    for version in (6, 5, 0):
+        for store in stores:
+            store.hide()
+        write(stores[1], 8)
+        stores[1].seal(8)
+        written = write(stores[0], version)
+        assert isinstance(move(movers, version, tmp_path / f"later{version}")[1], wire.MoveFailed)
+        assert stores[1].current() == 8
+        assert isinstance(move(movers, version, tmp_path / f"first{version}", is_first=True)[1], wire.Moved)
+        assert stores[1].current() == -1
+        stores[1].seal(version)
+        assert held(stores[1], version) == written
+        with pytest.raises(WeightsUnavailable):
+            stores[1].read(8, 0.0, is_sealed=False)
+
+
+def test_a_pair_that_waits_in_vain_holds_nothing_up(
+    stores: tuple[Store, Store], movers: Movers, tmp_path: Path
 ) -> None:
     write(stores[0], 1)
-    assert isinstance(move(movers, names(stores), 1, tmp_path / "first")[1], Moved)
-    movers[0].tell(
-        number=7, pair="alone", rank=0, rendezvous=str(tmp_path / "alone"), store=stores[0].name, version=1, limit_s=1.0
-    )
-    assert isinstance(move(movers, names(stores), 1, tmp_path / "second")[1], Moved)
-    lonely = movers[0].answer()
-    assert isinstance(lonely, Failed) and lonely.number == 7, "nobody came within the limit"
+    movers[1].tell(order(1, 1, tmp_path / "alone", number=7, limit_s=1.0))
+    started = time.monotonic()
+    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire.Moved)
+    assert time.monotonic() - started < 1
+    lonely = movers[1].answer()
+    assert isinstance(lonely, wire.MoveFailed) and lonely.number == 7, "nobody came within the limit"
+    assert movers[1].num_alive > 0
 
 
 def test_another_version_or_layout_is_refused_and_nothing_can_be_sealed(
-    stores: tuple[Store, Store], movers: tuple[MoverProcess, MoverProcess], tmp_path: Path
+    stores: tuple[Store, Store], movers: Movers, tmp_path: Path
 ) -> None:
     write(stores[0], 1)
-    other = Store.create(f"{stores[1].name}-other", "emulated", "float32", 0)
+    node = stores[1].name.removesuffix("1-policy") + "2"
+    other, mover = Store.create(f"{node}-policy", "emulated", "float32", 0), MoverProcess(node)
     try:
-        sent, received = move(movers, (stores[0].name, other.name), 1, tmp_path / "layout")
-        assert isinstance(sent, Failed) and "version 1 was refused" in sent.reason
-        assert isinstance(received, Failed) and "(version, bytes, layout)" in received.reason
+        sent, received = move((movers[0], mover), 1, tmp_path / "layout")
+        assert isinstance(sent, wire.MoveFailed) and "version 1 was refused" in sent.reason
+        assert isinstance(received, wire.MoveFailed) and "(version, bytes, layout)" in received.reason
         with pytest.raises(WeightsUnavailable):
             other.seal(1)
     finally:
+        mover.close()
         other.unlink()
 
 
-def test_a_version_that_is_not_there_is_not_sent(
-    stores: tuple[Store, Store], movers: tuple[MoverProcess, MoverProcess], tmp_path: Path
+def test_a_version_that_is_not_there_is_not_sent_and_its_receiver_is_told_at_once(
+    stores: tuple[Store, Store], movers: Movers, tmp_path: Path
 ) -> None:
-    movers[0].tell(
-        number=1, pair="none", rank=0, rendezvous=str(tmp_path / "none"), store=stores[0].name, version=5, limit_s=1.0
-    )
-    answer = movers[0].answer()
-    assert isinstance(answer, Failed) and "does not hold version 5" in answer.reason
+    started = time.monotonic()
+    sent, received = move(movers, 5, tmp_path / "none")
+    assert isinstance(sent, wire.MoveFailed) and "does not hold version 5" in sent.reason
+    assert isinstance(received, wire.MoveFailed)
+    assert time.monotonic() - started < LIMIT_S / 2
+    stores[1].write(5, 0.0).close()  # its slot is free
 
 
-def test_the_death_of_one_end_is_told_by_the_other_and_a_new_pair_goes_on(
-    stores: tuple[Store, Store], tmp_path: Path
+@pytest.mark.parametrize("place", ["copy.sending", "copy.receiving"])
+def test_a_mover_killed_in_the_middle_leaves_nothing_that_can_be_sealed_and_a_new_pair_goes_on(
+    stores: tuple[Store, Store], movers: Movers, names: tuple[str, str], tmp_path: Path, place: str
 ) -> None:
-    write(stores[0], 1)
-    with two_movers() as (sender, receiver):
-        assert isinstance(move((sender, receiver), names(stores), 1, tmp_path / "pair")[0], Moved)
-        sender.close()
-        receiver.tell(number=2, pair="pair", rank=1, rendezvous=str(tmp_path / "pair"), store=stores[1].name, version=1)
-        answer = receiver.answer()
-        assert isinstance(answer, Failed) and answer.number == 2
+    written = write(stores[0], 1)
+    rank = 0 if place == "copy.sending" else 1
+    doomed = MoverProcess(names[rank].removesuffix("-policy"), PIVOT_KILL_POINT=place)
+    try:
+        both = (doomed, movers[1]) if rank == 0 else (movers[0], doomed)
+        for end, mover in enumerate(both):
+            mover.tell(order(end, 1, tmp_path / "pair"))
+        assert doomed.process.wait(LIMIT_S) == -9
+        assert isinstance(both[1 - rank].answer(), wire.MoveFailed)
         with pytest.raises(WeightsUnavailable):
             stores[1].seal(1)
-        fresh = MoverProcess()
-        try:
-            written = write(stores[0], 1, seed=1)
-            assert isinstance(move((fresh, receiver), names(stores), 1, tmp_path / "anew")[1], Moved)
-            stores[1].seal(1)
-            assert held(stores[1], 1) == written
-        finally:
-            fresh.close()
+    finally:
+        doomed.close()
+    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire.Moved)
+    stores[1].seal(1)
+    assert held(stores[1], 1) == written

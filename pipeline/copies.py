@@ -1,0 +1,110 @@
+"""Which versions are on their way from one node's memory to another's, and over which pair of movers.
+
+    asked ▶ MOVING ─receiver's Moved▶ copied ─sender's Moved▶ the pair is free
+              └─MoveFailed of either, the end of a mover or of the source▶ failed, the pair is gone
+
+A pair belongs to two lives of agents, and serves one copy after the other while all goes well. After anything else the
+next copy gets a pair of its own with a new rendezvous file, so that nobody waits for one who has given it up.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import wire
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+
+Lives = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class _Pair:
+    """`lives`: the agents of source and node; `number`: of its newest copy; `unheard`: the ends that have not said
+    that they are through with that."""
+
+    source: str
+    node: str
+    lives: Lives
+    rendezvous: Path
+    number: int
+    unheard: set[str]
+
+    @property
+    def is_moving(self) -> bool:
+        return self.node in self.unheard
+
+
+class Copies:
+    """`folder`: for rendezvous files, where all nodes can reach it; `limit_s`: how long a mover may wait for the other
+    one, or for a slot. Every copy ends in one event, but one whose receiver is lost: NodeLost says that."""
+
+    def __init__(self, folder: Path, attempt: int, limit_s: float) -> None:
+        self._folder, self._attempt, self._limit_s = folder, attempt, limit_s
+        self._pairs: dict[tuple[str, str], _Pair] = {}
+
+    def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire.Move]:
+        """What to say to which node. `lives`: the identities of the agents of source and node. Nobody waits any more
+        for an older copy to the node."""
+        key = (copy.source, copy.node)
+        for given_up in [p for p in self._pairs.values() if p.node == copy.node and p.is_moving]:
+            self._drop(given_up)
+        pair = self._pairs.get(key)
+        if pair is None or pair.lives != lives or pair.unheard:
+            rendezvous = self._folder / f"move-{self._attempt}-{copy.number}"
+            pair = _Pair(*key, lives, rendezvous, 0, set())
+            self._pairs[key] = pair
+        pair.number, pair.unheard = copy.number, set(key)
+        return {
+            end: wire.Move(
+                worker=wire.MOVER,
+                number=pair.number,
+                pair=">".join(key),
+                rank=rank,
+                rendezvous=str(pair.rendezvous),
+                version=copy.version,
+                is_first=copy.is_first,
+                limit_s=self._limit_s,
+            )
+            for rank, end in enumerate(key)
+        }
+
+    def ends(self, node: str) -> tuple[str, ...]:
+        """Source and node of the copy that is on its way to the node; nothing if there is none."""
+        return next(((p.source, p.node) for p in self._pairs.values() if p.node == node and p.is_moving), ())
+
+    def moved(self, node: str, number: int) -> list[ev.Event]:
+        """The node's mover is through with it. What an older copy's says is ignored, here and below."""
+        pair = self._numbered(number)
+        if pair is None:
+            return []
+        pair.unheard.discard(node)
+        return [ev.VersionCopied(number=number, node=node)] if node == pair.node else []
+
+    def move_failed(self, node: str, number: int, reason: str) -> list[ev.Event]:
+        pair = self._numbered(number)
+        return [] if pair is None else self._fail([pair], f"the mover of {node}: {reason}")
+
+    def mover_ended(self, node: str, reason: str) -> list[ev.Event]:
+        return self._fail(self._of(node), f"the mover of {node} ended: {reason}")
+
+    def node_lost(self, node: str, reason: str) -> list[ev.Event]:
+        """Copies from it have failed; of those to it nobody waits any more."""
+        pairs = self._of(node)
+        for pair in pairs:
+            pair.unheard.discard(node)
+        return self._fail(pairs, f"{node} is lost: {reason}")
+
+    def _numbered(self, number: int) -> _Pair | None:
+        return next((pair for pair in self._pairs.values() if pair.number == number), None)
+
+    def _of(self, node: str) -> list[_Pair]:
+        return [pair for pair in self._pairs.values() if node in (pair.source, pair.node)]
+
+    def _fail(self, pairs: list[_Pair], reason: str) -> list[ev.Event]:
+        for pair in pairs:
+            self._drop(pair)
+        return [ev.CopyFailed(number=p.number, node=p.node, reason=reason) for p in pairs if p.is_moving]
+
+    def _drop(self, pair: _Pair) -> None:
+        del self._pairs[pair.source, pair.node]
+        pair.rendezvous.unlink(missing_ok=True)
