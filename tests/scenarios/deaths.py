@@ -303,9 +303,8 @@ TABLE: dict[str, Callable[[Path], Outcome]] = {
     "memory": lambda folder: _without_memory(folder),
     "nodes": lambda folder: suffer(
         folder / "run",
-        everywhere(one_of_two("train-0"), one_of_two("train-1"), moments=tuple(MOMENTS)),
+        [*everywhere(one_of_two("train-0"), moments=tuple(MOMENTS)), (one_of_two("train-1"), "train")],
         *TWO_NODES,
-        num_steps=2 * NUM_STEPS,
     ),
     "ranks": lambda folder: suffer(
         folder / "run", everywhere(worker("train-0"), worker("train-1")), *TWO_NODES, num_steps=2 * NUM_STEPS
