@@ -4,8 +4,9 @@ So nothing that the start of these does not need may be imported here.
 """
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from pipeline.channel import ControllerEnd, make_keys
 from pipeline.kill_points import be_controller
@@ -14,12 +15,25 @@ from pipeline.run_folder import RunFolder
 
 
 class Cluster(Protocol):
-    """The two functions in which `local` and `slurm` differ: hold nodes, start agents."""
+    """The two functions in which `local` and `slurm` differ: hold nodes, start agents.
 
-    nodes: list[str]
+    `host`: the address of this process's node, for the others to connect to; `agents_come`: agents are started by
+    somebody else, and come by themselves.
+    """
 
-    def start_agent(self, node: str, attempt: int, endpoint: str) -> "subprocess.Popen[bytes]":
-        """Start the node's agent. What is left of an older one is ended first; OSError or RunError if that fails."""
+    host: str
+    agents_come: bool
+
+    def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
+        """The first agent of each node, by node; nothing of those that come by themselves once they know of
+        `endpoint`."""
+
+    def start_agent(self, node: str, attempt: int, endpoint: str) -> "subprocess.Popen[bytes] | None":
+        """Start the node's agent again. What is left of an older one is ended first; OSError or RunError if that fails.
+        None where it comes by itself."""
+
+    async def watch(self, gone: Callable[[str, str], None]) -> NoReturn:
+        """Endless. `gone(node, reason)`: it is no node of the run's any more, and does not come back."""
 
     def stop(self) -> None:
         """End at once what is left of the agents. Idempotent."""
@@ -39,9 +53,9 @@ def begin(run: RunFolder, attempt: int, cluster: Cluster, restarts: int) -> Begu
     """Start all processes of an attempt. Call it inside the running loop, on the main thread."""
     be_controller()
     make_keys(run.secrets)
-    channel = ControllerEnd(run.secrets, attempt)
-    agents = {node: cluster.start_agent(node, attempt, channel.endpoint) for node in cluster.nodes}
-    queue = QueueProcess(run, attempt, restarts)
+    channel = ControllerEnd(run.secrets, attempt, cluster.host)
+    agents = cluster.start_agents(attempt, channel.endpoint)
+    queue = QueueProcess(run, attempt, restarts, cluster.host)
     queue.make_key()
     queue.start()
     return Begun(attempt, channel, agents, queue)

@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_room import room_faults
+from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
-from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Share
+from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
 from pipeline.run_folder import write_atomic
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -50,6 +47,7 @@ class Cluster(Section):
     min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
     slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
     env: dict[str, str] = Field(default={}, description="Environment variables of workers")
+    slurm: Slurm = Slurm()
 
 
 class Model(Section):
@@ -66,7 +64,7 @@ class Models(Section):
 
 class Data(Section):
     train_files: Paths = Field(min_length=1, description="jsonl or parquet, local or any fsspec URL")
-    val_files: Paths = []
+    val_files: Paths = Field(default=[])
     prompt_key: str = "prompt"
     max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; a longer prompt fails the first step")
     train_batch_size: Int = Field(default=16, ge=1, description="Prompts per step")

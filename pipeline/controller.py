@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 _SEND_S, _SEND_FULL_S = 30.0, 5.0
 """How long MLflow may take for what waits at the end of a run; its database may lie on the disk that is full."""
 
+_CLOSE_S = 5.0
+"""Of the time that Slurm gives a job, what is kept for its end, once everything is saved."""
+_COMES_AGAIN = 75
+"""Exit code of a controller whose job is to be requeued; nobody reads it but people."""
+
 Launch = Callable[[str, str, str], None]
 
 
@@ -87,13 +92,15 @@ class Controller:
         self.attempt = begun.attempt if begun else run.begin_attempt()
         self._begun = begun
         self.started = time.monotonic()
-        run.ended.unlink(missing_ok=True)
+        if not cluster.agents_come:  # of a job it is the submission that does it: a marker here is a cancel's
+            run.ended.unlink(missing_ok=True)
         self.status = StatusFile(run, config, self.attempt, os.getpid())
         self.status.write()
         self.core = Core(make_plan(config))
         self.reserve = Reserve(run.reserve)
         self._restored = asyncio.Event()
         self._interrupts = 0
+        self._comes_again = False
         self._is_full = False
 
     async def main(self, signals: Sequence[int] = ()) -> int:
@@ -105,7 +112,7 @@ class Controller:
             if self._is_full:
                 self._write_end()  # at once: what closes after this may still want to write
         self._write_end()
-        return EXIT_CODES[self._end[0]]
+        return EXIT_CODES.get(self._end[0], _COMES_AGAIN)
 
     async def _run(self, signals: Sequence[int]) -> tuple[str, str]:
         """The border of the process: how the run ended, and the first cause if it failed."""
@@ -128,6 +135,8 @@ class Controller:
             self._is_full, reason = True, full
         if self._is_full:
             self.reserve.give_back()
+        if self._comes_again and status == "cancelled":
+            status = "requeued"
         if trace:
             say(f"{trace}{reason}")
         return status, reason
@@ -216,6 +225,7 @@ class Controller:
                 ("agents", self.nodes.listen()),
                 ("heartbeat", self.nodes.beat()),
                 ("status", self._show()),
+                ("nodes", self.cluster.watch(self.nodes.gone)),
                 ("queue server", self._watch_queue()),
                 ("queue server's end", self._hear_of_queue()),
             )
@@ -257,7 +267,17 @@ class Controller:
     # --- ending ----------------------------------------------------------------------------------------------------
 
     def _interrupt(self, sig: signal.Signals) -> None:
-        """Once: an orderly stop. Twice: at once; the kernel ends the children with this process."""
+        """Once: an orderly stop. Twice: at once; the kernel ends the children with this process.
+
+        Slurm's signals do not say why. Unless the run was cancelled, which the marker of its end then says already, the
+        job comes again, and the run with it.
+        """
+        if self.cluster.agents_come and sig is not signal.SIGINT:
+            self._comes_again = not self.run.ended.exists()
+            slurm = self.config.cluster.slurm
+            given_s = slurm.signal_s if sig is signal.SIGUSR2 else slurm.grace_s
+            self.shell.post(ev.CancelAsked(reason=f"stopped by {sig.name}", within_s=max(1.0, given_s - _CLOSE_S)))
+            return
         self._interrupts += 1
         if self._interrupts > 1:
             with contextlib.suppress(OSError):
@@ -287,4 +307,5 @@ class Controller:
         write_json(self.run.summary, summarise(status, rows, time.monotonic() - self.started) | cause)
         self.status.show(self.core, at_once=True)
         self.status.write(status=status, stage="", error=None if status == "done" else {"reason": reason})
-        write_json(self.run.ended, {"status": status, "attempt": self.attempt} | cause)
+        if status != "requeued":
+            write_json(self.run.ended, {"status": status, "attempt": self.attempt} | cause)

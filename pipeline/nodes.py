@@ -36,11 +36,13 @@ _POLL_S = 0.005
 
 @dataclass(eq=False)
 class _Life:
-    """One life of a node's agent. `logs`: how long they were before it; `heard`: when it was started or last spoke
-    (monotonic); `version`: the weights that it was told to put into its memory; `reason`: why it is over."""
+    """One life of a node's agent. `process`: None where it came by itself, from another host; `logs`: how long they
+    were before it; `heard`: when it was started or last spoke (monotonic); `version`: the weights that it was told to
+    put into its memory; `reason`: why it is over."""
 
     node: str
-    process: "subprocess.Popen[bytes]"
+    pid: int
+    process: "subprocess.Popen[bytes] | None"
     logs: dict[Path, int]
     is_first: bool
     heard: float
@@ -75,7 +77,8 @@ class Nodes:
     def adopt(self, agents: dict[str, "subprocess.Popen[bytes]"]) -> None:
         """These have just been started, as the first of their nodes."""
         for node, process in agents.items():
-            self._live(_Life(node, process, dict.fromkeys(self._logs(node), 0), is_first=True, heard=time.monotonic()))
+            logs = dict.fromkeys(self._logs(node), 0)
+            self._live(_Life(node, process.pid, process, logs, is_first=True, heard=time.monotonic()))
 
     def start(self, node: str) -> None:
         """Start the node's agent again. Ends in NodeJoined or NodeLost. Main thread only."""
@@ -83,24 +86,38 @@ class Nodes:
         if old is not None:  # who asks for a new life has given up the old one
             self._lose(old, "it is started again")
             old.is_reported = True
-        logs = {log: log.stat().st_size if log.exists() else 0 for log in self._logs(node)}
+        logs = self._sizes(node)
         try:
             process = self.cluster.start_agent(node, self.attempt, self.channel.endpoint)
         except (OSError, RunError) as error:
             self.shell.post(ev.NodeLost(node=node, reason=f"its agent cannot be started: {error}"))
             return
-        self._live(_Life(node, process, logs, is_first=False, heard=time.monotonic()))
+        if process is not None:
+            self._live(_Life(node, process.pid, process, logs, is_first=False, heard=time.monotonic()))
 
     def end(self, node: str, reason: str) -> None:
         """Kill the node's agent, whatever it does. Ends in NodeLost."""
         self._lose(self._lives[node], reason)
 
+    def gone(self, node: str, reason: str) -> None:
+        """The node is taken from the run, with all that is on it."""
+        life = self._lives.get(node)
+        if life is not None:
+            self._lose(life, reason)
+            life.is_reported = True
+        say(f"node {node} is gone: {reason}")
+        self.shell.post(ev.NodeLost(node=node, reason=reason, is_gone=True))
+
     def _live(self, life: _Life) -> None:
         self._lives[life.node] = life
-        when_ended(life.process, lambda code: self._ended(life, code))
+        if life.process is not None:
+            when_ended(life.process, lambda code: self._ended(life, code))
 
     def _logs(self, node: str) -> list[Path]:
         return [self.run.process_log(self.attempt, node, name) for name in ("agent", "zygote")]
+
+    def _sizes(self, node: str) -> dict[Path, int]:
+        return {log: log.stat().st_size if log.exists() else 0 for log in self._logs(node)}
 
     # --- endless: what agents say, and whether they live -------------------------------------------------------------
 
@@ -151,25 +168,39 @@ class Nodes:
         for life in self._lives.values():
             if life.peer:
                 await self.send(life.peer, wire.Quit(reason=reason))
-            elif life.process.poll() is None:
+            elif life.process is not None and life.process.poll() is None:
                 life.process.terminate()
         deadline = time.monotonic() + _LEAVE_S
-        while any(life.process.poll() is None for life in self._lives.values()) and time.monotonic() < deadline:
+        processes = [life.process for life in self._lives.values() if life.process is not None]
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         self.cluster.stop()
 
     # --- what they say -----------------------------------------------------------------------------------------------
 
     def _join(self, peer: bytes, join: wire.Join) -> _Life | None:
-        """The life that this agent is, if it is the one that was started last on its node."""
+        """The life that this agent is: the one that was started last on its node, or one that came by itself."""
         life = self._lives.get(join.node)
-        if life is None or life.process.pid != join.pid or life.peer or life.reason:
+        if self.cluster.agents_come:
+            life = self._came(join)
+        elif life is None or life.pid != join.pid or life.peer or life.reason:
             return None
         life.peer = peer
         self.shell.nodes[life.node] = Node(life.node, peer, join.num_slots)
         task = asyncio.create_task(self._welcome(life), name=f"welcome {life.node}")
         self._welcomes.add(task)
         task.add_done_callback(self._welcomes.discard)
+        return life
+
+    def _came(self, join: wire.Join) -> _Life:
+        """Its coming says that the life before it on the node is over."""
+        old = self._lives.get(join.node)
+        if old is not None:
+            self._lose(old, "its agent ended, and another one has come")
+            self._report(old)
+        logs, now = self._sizes(join.node), time.monotonic()
+        life = _Life(join.node, join.pid, None, logs, is_first=old is None, heard=now)
+        self._live(life)
         return life
 
     async def _welcome(self, life: _Life) -> None:
@@ -249,7 +280,10 @@ class Nodes:
         asyncio.get_running_loop().call_later(grace_s, self._kill, life)
 
     def _kill(self, life: _Life) -> None:
-        if not life.is_reported and life.process.poll() is None:
+        """One on another host is out of reach: it is told to quit at its next word, and waits for none for long."""
+        if life.process is None:
+            self._report(life)
+        elif not life.is_reported and life.process.poll() is None:
             life.process.kill()
             asyncio.get_running_loop().call_later(_DEATH_S, self._report, life)
 

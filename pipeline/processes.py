@@ -17,8 +17,8 @@ SHIELD = ("/bin/sh", "-c", 'trap "" TERM USR1 USR2 INT HUP; exec "$@"', "sh")
 """Put before a command: it and its children ignore what reaches whole process groups and Slurm steps, from their first
 instruction on (SIG_IGN survives fork and exec)."""
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What stops a run in order. Nothing of it but its controller reacts."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""What stops a run in order (USR2: Slurm's warning). Nothing of it but its controller reacts."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl

@@ -63,6 +63,16 @@ class RunFolder:
         return self.path / "ENDED"
 
     @property
+    def job(self) -> Path:
+        """Which Slurm job holds the run's nodes."""
+        return self.path / "job.json"
+
+    @property
+    def jobs(self) -> Path:
+        """What submitit writes of those jobs: scripts, pickles, logs."""
+        return self.path / "jobs"
+
+    @property
     def reserve(self) -> Path:
         """Room on the disk for the end of a run that has filled it."""
         return self.path / ".reserve"

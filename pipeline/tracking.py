@@ -33,7 +33,7 @@ from pipeline.run_folder import RunFolder, read_json, write_atomic, write_json
 
 _STEP = "training/global_step"
 """Its highest value says up to which step MLflow has the rows."""
-_END_STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_END_STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED", "requeued": "SCHEDULED"}
 _ENVIRONMENT = {
     # A call fails within seconds; the rows wait here, not in the client.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

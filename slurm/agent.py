@@ -2,6 +2,8 @@
 
     python -m slurm.agent RUN_FOLDER --node NAME --slots N --attempt K --endpoint tcp://HOST:PORT [--host H]
                           [--parent PID]
+    python -m slurm.agent RUN_FOLDER --node NAME --slots N --job ID.RESTARTS      in a Slurm job: it waits until that
+                          life of the job has a controller, which says the rest
 
 First of all it starts the guardian, which removes what it leaves. The zygote's imports are the longest part of a
 node's start, so they are begun before this process's own.
@@ -13,16 +15,20 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline.compose import Tree, read_tree
+from pipeline.core.errors import SlurmError
 from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
-from pipeline.run_folder import RunFolder
+from pipeline.run_folder import RunFolder, read_json
 from slurm.guardian import Guardian, TemporaryFolder
-from slurm.names import life_name, temporary_prefix
+from slurm.names import contact, life_name, temporary_prefix
 
 PATIENCE_S = 15.0
+_CONTACT_POLL_S = 0.02
 
 NATIVE_ENV = {
     "OMP_NUM_THREADS": "1",  # a slot of a CPU machine is one thread's share
@@ -74,13 +80,51 @@ def start_zygote(env: dict[str, str], log: Path, life: int) -> tuple["subprocess
     return process, mine
 
 
+def _learn(args: argparse.Namespace, run: RunFolder, limit_s: float) -> None:
+    """Of the controller of this life of the job: attempt and endpoint. From then on it writes to its attempt's log."""
+    path, deadline = contact(run, args.job), time.monotonic() + limit_s
+    while (told := read_json(path)) is None:
+        if time.monotonic() > deadline or run.ended.exists():
+            sys.exit(f"no controller of job {args.job} wrote {path} within {limit_s:g} s")
+        time.sleep(_CONTACT_POLL_S)
+    args.attempt, args.endpoint = int(told["attempt"]), str(told["endpoint"])
+    args.host = own_address(args.endpoint)
+    log = run.process_log(args.attempt, args.node, "agent")
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+
+
+def _part_from_job(args: argparse.Namespace, run: RunFolder, max_requeues: int, is_termed: bool) -> str:
+    """The controller is gone. On TERM Slurm has the job requeued, or ends it, by itself."""
+    from slurm.commands import Clients
+    from slurm.watchdog import exclude_batch_host, requeue
+
+    if not is_termed:
+        return requeue(run, args.job, max_requeues)
+    try:
+        exclude_batch_host(args.job.partition(".")[0], Clients(timeout_s=5.0, tries=1))
+    except SlurmError as error:
+        return f"the batch host could not be excluded: {error}"
+    return "the batch host is excluded from the job's next start"
+
+
+def own_address(endpoint: str) -> str:
+    """The address by which this host reaches the endpoint's, and so can be reached from there. Nothing is sent."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
 def main(argv: list[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="slurm.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--node", required=True)
     parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--attempt", type=int)
+    parser.add_argument("--endpoint")
+    parser.add_argument("--job", default="")
     parser.add_argument("--host", default="127.0.0.1", help="this node's address, for the other nodes to connect to")
     parser.add_argument("--parent", type=int, help="leave when this process ends")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of the controller's silence")
@@ -95,6 +139,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         os.set_inheritable(args.witness, False)
     run = RunFolder(args.run)
     config = read_tree(run.config)
+    if args.job:
+        _learn(args, run, config["limits"]["engine_start_s"])
     name = life_name(run, args.attempt, args.node, os.getpid())
     temporary = TemporaryFolder(temporary_root(), temporary_prefix(run, os.getpid()))
     guardian = Guardian(f"{name}-", temporary.path, args.witness)
@@ -115,12 +161,16 @@ def main(argv: list[str] | None = None) -> NoReturn:
         endpoint=args.endpoint,
         host=args.host,
         patience_s=args.patience,
+        job=args.job,
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],
     )
-    leave = asyncio.run(live(place, process, control))
+    leave, is_termed = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)
-    os._exit(1 if leave.is_failure else 0)  # not waiting for a thread that still copies weights
+    if args.job and leave.is_alone:
+        print(_part_from_job(args, run, config["cluster"]["slurm"]["max_requeues"], is_termed), flush=True)
+    # A job's script starts an agent again unless it ends with 0. Not waiting for a thread that still copies weights.
+    os._exit(1 if leave.is_failure or (args.job and not run.ended.exists()) else 0)
 
 
 if __name__ == "__main__":

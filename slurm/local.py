@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.compose import read_tree
 from pipeline.core.errors import RunError
@@ -85,6 +85,9 @@ class _Agent:
 class LocalCluster:
     """The nodes of a local run. The agents die with the process that starts them (from its main thread only)."""
 
+    host = "127.0.0.1"
+    agents_come = False
+
     def __init__(self, run: RunFolder, config: "Config | None" = None) -> None:
         """Without `config` the run's own is read, as it is: it was validated at submit, and loading the schema takes
         as long as starting an agent."""
@@ -93,6 +96,9 @@ class LocalCluster:
         self._num_slots: int = size["slots_per_node"]
         self.nodes = [f"local-{index}" for index in range(size["nodes"])]
         self._agents: dict[str, _Agent] = {}
+
+    def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
+        return {node: self.start_agent(node, attempt, endpoint) for node in self.nodes}
 
     def start_agent(self, node: str, attempt: int, endpoint: str) -> "subprocess.Popen[bytes]":
         """Start the node's agent; it joins the controller at `endpoint` by itself. An older one is killed first, with
@@ -123,6 +129,13 @@ class LocalCluster:
             os.close(its)
         self._agents[node] = _Agent(process, witness)
         return process
+
+    async def watch(self, gone: Callable[[str, str], None]) -> NoReturn:
+        """This host is always there."""
+        import asyncio
+
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("unreachable: nobody sets it")
 
     def agent_command(self, node: str, attempt: int, endpoint: str, witness: int) -> list[str]:
         return python_command(

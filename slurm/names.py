@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 from pipeline.run_folder import RunFolder
 
@@ -28,3 +29,13 @@ def life_name(run: RunFolder, attempt: int, node: str, pid: int) -> str:
 def temporary_prefix(run: RunFolder, pid: int) -> str:
     """Short, for sockets are made in there and their paths have 107 bytes."""
     return f"{run_prefix(run)}-{pid}-"
+
+
+def contact(run: RunFolder, life: str) -> Path:
+    """Where the controller of this life of a job (`ID.RESTARTS`) says how to reach it."""
+    return run.secrets / f"contact-{life}.json"
+
+
+def requeue_marker(run: RunFolder, life: str) -> Path:
+    """Of the agents that lost the controller of this life of a job, who makes it requeues the job."""
+    return run.secrets / f"requeue-{life}"

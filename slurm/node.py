@@ -31,22 +31,25 @@ from slurm.names import user_prefix
 from slurm.workers import Workers
 
 _COPY_END_S = 10.0
+PATIENCE_ON_TERM_S = 2.5
 _MOVER_PERIOD_S = 1.0
 """A mover that ends at once is not forked again sooner."""
 
 
 class Leave(Exception):
-    """The node's life is over; `is_failure` says whether the controller must hear why."""
+    """The node's life is over; `is_failure` says whether the controller must hear why, `is_alone` that there is none
+    to hear it."""
 
-    def __init__(self, reason: str, *, is_failure: bool) -> None:
+    def __init__(self, reason: str, *, is_failure: bool, is_alone: bool = False) -> None:
         super().__init__(reason)
-        self.is_failure = is_failure
+        self.is_failure, self.is_alone = is_failure, is_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
-    also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address."""
+    also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address; `job`:
+    which life of which Slurm job, "" on a local run."""
 
     run: RunFolder
     node: str
@@ -56,6 +59,7 @@ class Place:
     attempt: int
     endpoint: str
     host: str
+    job: str
     patience_s: float
     heartbeat_s: float
     engine_s: float
@@ -80,6 +84,8 @@ class Node:
         self._for_mover: list[wire.Move | wire.KillWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
+        self._patience_s = place.patience_s
+        self.is_termed = False
         self._stores: list[Store] = []
         self._copying: asyncio.Future[float] | None = None
         self._welcome: asyncio.Future[wire.Welcome] = asyncio.get_running_loop().create_future()
@@ -88,7 +94,7 @@ class Node:
         """Returns why the node's life ended: the first of its parts to end decides. Leaves nothing behind."""
         loop = asyncio.get_running_loop()
         asked: asyncio.Future[None] = loop.create_future()
-        loop.add_signal_handler(signal.SIGTERM, asked.cancel)
+        loop.add_signal_handler(signal.SIGTERM, self._on_term, asked)
         self._channel.send(wire.Join(node=self._place.node, num_slots=self._place.num_slots, pid=os.getpid()))
         parts = (self._obey, self._beat, self._watch_zygote, self._watch_silence, self._prepare)
         tasks = [asyncio.create_task(part(), name=part.__name__) for part in parts]
@@ -108,6 +114,15 @@ class Node:
             task.cancel()
         await self._clean_up(reason)
         return reason
+
+    def _on_term(self, asked: "asyncio.Future[None]") -> None:
+        """A local agent leaves. In a Slurm job TERM reaches every process, and the controller decides; only where there
+        is none any more, the agent does."""
+        if not self._place.job:
+            asked.cancel()
+        else:
+            self._patience_s = min(self._patience_s, PATIENCE_ON_TERM_S)
+            self.is_termed = True
 
     async def _clean_up(self, leave: Leave) -> None:
         if leave.is_failure:
@@ -145,10 +160,10 @@ class Node:
 
     async def _beat(self) -> NoReturn:
         """Tell the controller that the node lives, and notice when the controller does not."""
-        while (silent := time.monotonic() - self._heard) < self._place.patience_s:
+        while (silent := time.monotonic() - self._heard) < self._patience_s:
             self._channel.send(wire.Beat())
-            await asyncio.sleep(min(beat_period_s(self._place.heartbeat_s), self._place.patience_s - silent))
-        raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True)
+            await asyncio.sleep(min(beat_period_s(self._place.heartbeat_s), self._patience_s - silent))
+        raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True, is_alone=True)
 
     async def _watch_zygote(self) -> NoReturn:
         raise Leave(await self._workers.serve(), is_failure=True)
@@ -223,6 +238,8 @@ class Node:
         await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
 
 
-async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> Leave:
+async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> tuple[Leave, bool]:
+    """Why it ended, and whether it was told TERM before."""
     confine(f"{place.name}-")
-    return await Node(place, process, control).live()
+    node = Node(place, process, control)
+    return await node.live(), node.is_termed

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.begin import begin
+from pipeline.begin import Cluster, begin
 from pipeline.compose import read_tree
 from pipeline.disk import explain_full, is_full_error
 from pipeline.processes import STOPPING, say
@@ -39,11 +39,30 @@ def run_controller(path: str) -> int:
         os.close(lock)
 
 
-async def _control(run: RunFolder, early: Sequence[int]) -> int:
+def control_job(path: str) -> int:
+    """The controller of a run in its Slurm job: what submitit pickles, and calls in each life of the job."""
+    log = Path(path) / "logs" / "controller.log"
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    return run_controller(path)
+
+
+def _cluster(run: RunFolder, kind: str) -> Cluster:
+    if kind == "slurm":
+        from slurm.job import JobCluster
+
+        return JobCluster.here(run)
     from slurm.local import LocalCluster
 
-    cluster = LocalCluster(run)
-    begun = begin(run, run.begin_attempt(), cluster, read_tree(run.config)["limits"]["restarts"])
+    return LocalCluster(run)
+
+
+async def _control(run: RunFolder, early: Sequence[int]) -> int:
+    tree = read_tree(run.config)
+    cluster = _cluster(run, tree["cluster"]["kind"])
+    begun = begin(run, run.begin_attempt(), cluster, tree["limits"]["restarts"])
 
     from pipeline.config import load_resolved
     from pipeline.controller import Controller

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, read_status
 from pipeline.cli.show import describe_end, describe_stopped
@@ -22,7 +22,20 @@ _FAILED = "genrm/failed_"
 _POLL_S = 0.1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-Process = subprocess.Popen[bytes]
+
+class Process(Protocol):
+    """The controller's process, or what stands for it on another host: then `pid` is None."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
 MetricRow = dict[str, float | None]
 
 
@@ -45,7 +58,7 @@ def follow(run: RunFolder, attempt: int, process: Process, out: TextIO = sys.std
         is_told = False
         while process.poll() is None:
             view.show(_status_of(run, attempt), rows.new())
-            if not is_told and is_stopped(process.pid):
+            if not is_told and process.pid is not None and is_stopped(process.pid):
                 is_told = True
                 print(describe_stopped(process.pid), file=sys.stderr, flush=True)
             try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from pipeline.cli.runs import find_run, how_it_stands, read_status
-from pipeline.cli.submit import refuse_unready_cluster, start
+from pipeline.cli.submit import start
 from pipeline.cli.terminal import visible
 from pipeline.config import Config, load_resolved, save_resolved
 from pipeline.core.errors import ConfigError
@@ -30,7 +30,6 @@ def resume(name: str, settings: Sequence[str], step: int | None) -> int:
     before = load_resolved(run.config)
     config = load_resolved(run.config, settings)
     check_changes(run, before, config)
-    refuse_unready_cluster(config)
     check_all(config)
     _name_skipped(run, before)
     total = config.trainer.total_training_steps

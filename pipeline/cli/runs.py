@@ -41,8 +41,12 @@ def all_runs() -> list[RunFolder]:
 
 
 def read_status(run: RunFolder) -> Status:
-    """status.json, plus `live`: whether the controller's process exists."""
+    """status.json, plus `live`: whether the controller's process, or the job that is to run it, exists."""
     status: Status = read_json(run.status) or {"run": run.name, "status": "new", "attempt": 0}
+    if run.job.exists():
+        from pipeline.cli.job import with_job
+
+        return with_job(run, status)
     return status | {"live": is_live(status)}
 
 
@@ -54,7 +58,9 @@ def is_live(status: Status) -> bool:
 
 def how_it_stands(status: Status) -> str:
     """The status in one word; a controller that was killed could not write its end."""
-    if status["status"] in ("starting", "running") and not status["live"]:
+    if status["live"] and (status.get("job") or {}).get("state") == "PENDING":
+        return "held" if status["job"]["held"] else "queued"
+    if status["status"] in ("starting", "running", "requeued") and not status["live"]:
         return "died"
     return str(status["status"])
 

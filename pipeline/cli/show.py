@@ -54,6 +54,10 @@ def describe(run: RunFolder, status: Status) -> str:
         ("folder", str(run.path)),
         ("MLflow", how_mlflow_stands(status)),
     ]
+    if status.get("job"):
+        from pipeline.cli.job import describe_job
+
+        rows.insert(1, ("job", describe_job(status["job"])))
     nodes = status.get("nodes") or {}
     if status["live"] and (len(nodes) > 1 or set(nodes.values()) - {"ready"}):
         rows.append(("nodes", ", ".join(f"{node} {state}" for node, state in nodes.items())))
@@ -141,6 +145,8 @@ def cancel(name: str) -> int:
     run = find_run(name)
     run.check_own()
     status = read_status(run)
+    if status.get("job"):
+        return _cancel_job(run, status)
     if not signal_controller(status, signal.SIGINT):
         raise ConfigError(f"{run.name} is not running: {how_it_stands(status)}")
     click.echo(f"stopping {run.name}; Ctrl-C stops it at once")
@@ -150,6 +156,17 @@ def cancel(name: str) -> int:
         signal_controller(status, signal.SIGINT)
         _wait_for_end(status)
     click.echo(f"{run.name}: {how_it_stands(read_status(run))}")
+    return 0
+
+
+def _cancel_job(run: RunFolder, status: Status) -> int:
+    from pipeline.cli.job import cancel_job
+
+    if not status["live"]:
+        raise ConfigError(f"{run.name} is not running: {how_it_stands(status)}")
+    click.echo(f"stopping {run.name}")
+    cancel_job(run, status)
+    click.echo(f"{run.name}: cancelled")
     return 0
 
 

@@ -31,7 +31,6 @@ def submit(
     overrides = [f"cluster.kind={cluster}"] if cluster else []
     overrides += [f"run.name={json.dumps(name)}"] if name is not None else []
     config = load_arguments(arguments, overrides)
-    refuse_unready_cluster(config)
     run = RunFolder(Path(run_dir).absolute() if run_dir else _default_folder(config, arguments[0]))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
     _refuse_taken(run)
@@ -42,6 +41,10 @@ def submit(
         CheckpointStore(config.checkpoint.uri).require_unused()
     if dry_run:
         click.echo(f"# would run in {run.path}\n{without_secrets(config)}", nl=False)
+        if config.cluster.kind == "slurm":
+            from slurm.allocation import script
+
+            click.echo(f"# the job's script\n{script(run, config)}")
         return 0
     _claim(run)
     try:
@@ -54,12 +57,17 @@ def submit(
 
 
 def start(run: RunFolder, config: Config, wait: bool | None) -> int:
-    from slurm.local import start_controller
-
-    waits = config.cluster.kind == "local" if wait is None else wait
     attempt = (run.attempts() or [0])[-1] + 1
     rows = Rows(run)
     rows.new()  # those of earlier attempts were shown then
+    if config.cluster.kind == "slurm":
+        from pipeline.cli.job import JobProcess, start_job
+
+        job = start_job(run, config)
+        return follow(run, attempt, JobProcess(run, job), rows=rows) if wait else 0
+    from slurm.local import start_controller
+
+    waits = wait is None or wait
     process = start_controller(run, detach=not waits)
     if waits:
         return follow(run, attempt, process, rows=rows)
@@ -67,11 +75,6 @@ def start(run: RunFolder, config: Config, wait: bool | None) -> int:
     if code is None:
         click.echo(f"{run.name} runs in {run.path}\n  pivot-pipeline status {as_argument(run)}")
     return code or 0
-
-
-def refuse_unready_cluster(config: Config) -> None:
-    if config.cluster.kind == "slurm":
-        raise ConfigError("cluster.kind slurm is not available in this version: use --cluster local")
 
 
 def _default_folder(config: Config, first_file: str) -> Path:

@@ -32,6 +32,8 @@ __all__ = ["Core", "RunPlan"]
 
 _SERVING = {"rollout": Role.ROLLOUT, "reward": Role.REWARD}
 """Stages whose tasks are given sequences one by one."""
+_SAVE_MARGIN = 1.5
+"""A save is not begun unless so many times the last one's time is left."""
 _LEADS_TO = {"rollout": (Role.ROLLOUT,), "reward": (Role.ROLLOUT, Role.REWARD)}
 """The roles whose sequences such a stage has yet to see."""
 
@@ -45,6 +47,8 @@ class Core:
         self.steps = Steps(plan)
         self._tasks = Tasks()
         self._out = Outbox(plan)
+        self._save_s = 0.0
+        """How long the last save took."""
         self.crew = Crew(plan, self._out, self.steps, self._tasks, self._release_tasks, self._go_back)
         self.fleet, self.versions = self.crew.fleet, self.crew.versions
 
@@ -75,7 +79,7 @@ class Core:
             case ev.NodeJoined():
                 self.crew.join(event)
             case ev.NodeLost():
-                self.crew.lose(event.node, event.reason)
+                self.crew.lose(event.node, event.reason, is_gone=event.is_gone)
             case ev.VersionCopied() | ev.CopyFailed() | ev.VersionSealed():
                 self.crew.take(event)
             case ev.WorkerReady() | ev.WorkerDied() | ev.VersionLoaded() | ev.UpdateFailed():
@@ -108,9 +112,14 @@ class Core:
                 self.crew.progress()
             case ev.TimerFired():
                 if reason := self._out.expired(event.name):
-                    self.crew.expire(event.name, reason)
+                    if event.name == "stop":
+                        self._out.end("cancelled", reason)
+                    else:
+                        self.crew.expire(event.name, reason)
             case ev.CancelAsked():
                 self.steps.stop(event.reason)
+                if event.within_s and self._out.left_s("stop") > event.within_s:
+                    self._out.limit_to("stop", event.within_s, event.reason)
 
     def _take_of_worker(
         self, event: ev.WorkerReady | ev.WorkerDied | ev.VersionLoaded | ev.UpdateFailed, worker: Worker
@@ -182,6 +191,8 @@ class Core:
                 self.crew.write(task.step)
             case _:
                 step.finish(task.stage, self._out.now)
+                if task.stage == "checkpoint":
+                    self._save_s = step.ended["checkpoint"] - step.started["checkpoint"]
 
     # --- going on --------------------------------------------------------------------------------------------------
 
@@ -209,6 +220,9 @@ class Core:
         if stage.role is None:
             step.begin(stage.name, self._out.now)
             self._write(stage, step)
+            return True
+        if stage.name == "checkpoint" and _SAVE_MARGIN * self._save_s > self._out.left_s("stop"):
+            step.stages["checkpoint"], self.steps.may_save = Progress.SKIPPED, False
             return True
         ready = self.fleet.ready(stage.role)
         if not ready:

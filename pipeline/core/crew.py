@@ -67,7 +67,7 @@ class Crew:
         if self._are_all_there:
             self._out.clear("nodes")
 
-    def lose(self, node: str, reason: str) -> None:
+    def lose(self, node: str, reason: str, *, is_gone: bool = False) -> None:
         """Nothing runs on the node any more, and its memory is gone."""
         for worker in self.fleet.lose(node):
             if worker.die():
@@ -78,8 +78,10 @@ class Crew:
         for receiver in self.memories.lose(node):
             self._out.clear(f"copy:{receiver}")
         times = self.fleet.losses[node]
-        if times > self._plan.restarts:
-            self._give_up(node, f"node {node} was lost {times} times without progress: {reason}")
+        if is_gone:
+            self._give_up(node, f"node {node} is gone: {reason}", "requeued")
+        elif times > self._plan.restarts:
+            self._give_up(node, f"node {node} was lost {times} times without progress: {reason}", "failed")
         else:
             self._start_node(node)
         if self._out.ended:
@@ -111,11 +113,11 @@ class Crew:
             del self.memories[node]
             self._start_node(node)
 
-    def _give_up(self, node: str, reason: str) -> None:
+    def _give_up(self, node: str, reason: str, end: str) -> None:
         self.given_up.add(node)
         self.fleet.abandon(node)
         if self._plan.num_nodes - len(self.given_up) < self._plan.min_nodes:
-            self._out.end("failed", reason)
+            self._out.end(end, reason)
         elif self._are_all_there:
             self._out.clear("nodes")
 

@@ -157,7 +157,8 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
-    """The run is over: `status` is done, failed or cancelled; `reason` is the first cause."""
+    """The run is over: `status` is done, failed, cancelled or requeued (nodes that it cannot do without are gone, and
+    others may be had); `reason` is the first cause."""
 
     status: str
     reason: str = ""

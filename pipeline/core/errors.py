@@ -10,6 +10,7 @@ PivotError
 ├── WeightsUnavailable   shared memory does not hold the weights asked for, or not in time
 ├── Fenced               an older attempt spoke
 ├── NotOwner             a sequence was written by a task that does not own it
+├── SlurmError           a client of Slurm failed: carries what it said
 └── QueueUnavailable     the queue server did not answer within the limit
 """
 
@@ -67,6 +68,17 @@ class ChannelBroken(PivotError):
 
 class NotOwner(PivotError):
     """A write to a sequence by a task that does not own it (any more)."""
+
+
+class SlurmError(PivotError):
+    """A client of Slurm failed. `is_outage`: Slurm's controller could not be asked, so nothing was learnt."""
+
+    def __init__(self, message: str, is_outage: bool = False) -> None:
+        super().__init__(message, is_outage)
+        self.is_outage = is_outage
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class QueueUnavailable(PivotError):

@@ -90,10 +90,11 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """Nothing that ran on the node runs any more, or may speak again."""
+    """Nothing that ran on the node runs any more, or may speak again. `is_gone`: it does not come back."""
 
     node: str
     reason: str
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,10 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAsked:
+    """`within_s`: the run has so long to save and to end; 0: as long as its limits allow."""
+
     reason: str
+    within_s: float = 0.0
 
 
 Event = (

@@ -41,8 +41,15 @@ class Outbox:
     def limit(self, name: str, key: str, times: int = 1) -> None:
         """From now on `name` may take so many times `limits.<key>`."""
         after_s = times * getattr(self._plan, key)
-        self._limits[name] = _Limit(self.now + after_s, f"limit exceeded: {name} (limits.{key}, {after_s:g} s)")
+        self.limit_to(name, after_s, f"limit exceeded: {name} (limits.{key}, {after_s:g} s)")
+
+    def limit_to(self, name: str, after_s: float, reason: str) -> None:
+        self._limits[name] = _Limit(self.now + after_s, reason)
         self.emit(SetTimer(name=name, after_s=after_s))
+
+    def left_s(self, name: str) -> float:
+        """Until this limit; for ever if there is none."""
+        return self._limits[name].due - self.now if name in self._limits else math.inf
 
     def clear(self, name: str) -> None:
         if self._limits.pop(name, None) is not None:

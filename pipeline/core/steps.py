@@ -51,6 +51,8 @@ class Steps(dict[int, StepProgress]):
         self.graph = Graph(step_graph(plan.staleness, is_streaming=plan.is_streaming))
         self.stopping = ""
         """Why no new step is begun; empty while the run goes on."""
+        self.may_save = True
+        """False once there is no time for it any more."""
 
     def restore(self, event: RunRestored) -> None:
         """Begin after `event.version`; of the steps above it, what is stored is done."""
@@ -152,7 +154,7 @@ class Steps(dict[int, StepProgress]):
     def _unsaved(self) -> list[StepProgress]:
         """The newest trained step, if its version is not saved: now that is due."""
         trained = [s for s in self.values() if s.step and s.stages["train"] is Progress.DONE]
-        if not trained or trained[-1].stages["checkpoint"] is not Progress.SKIPPED:
+        if not self.may_save or not trained or trained[-1].stages["checkpoint"] is not Progress.SKIPPED:
             return []
         trained[-1].stages["checkpoint"] = Progress.PENDING
         return [trained[-1]]

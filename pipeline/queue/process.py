@@ -33,8 +33,8 @@ class QueueProcess:
     ever served, the disk is full, or it ended more than `restarts` times without progress in between. After any other
     end it is started again."""
 
-    def __init__(self, run: RunFolder, attempt: int, restarts: int) -> None:
-        self._run, self._attempt, self._restarts = run, attempt, restarts
+    def __init__(self, run: RunFolder, attempt: int, restarts: int, host: str = "127.0.0.1") -> None:
+        self._run, self._attempt, self._restarts, self._host = run, attempt, restarts, host
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._endpoint_file = run.secrets / f"queue-{attempt}.json"
         self._log = run.logs(attempt) / "queue.log"
@@ -56,7 +56,8 @@ class QueueProcess:
 
     def start(self, port: int = 0) -> None:
         """It dies with this process. Call from the main thread."""
-        args = (str(self._run.path), str(self._attempt), "--port", str(port), "--parent", str(os.getpid()))
+        where = ("--host", self._host, "--port", str(port))
+        args = (str(self._run.path), str(self._attempt), *where, "--parent", str(os.getpid()))
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._process = subprocess.Popen(
                 [*SHIELD, *python_command("pipeline.queue.server", *args)],

@@ -33,13 +33,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="pipeline.queue.server")
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("attempt", type=int)
+    parser.add_argument("--host", default="127.0.0.1", help="the address that it serves on, and is reached at")
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="the process to die with")
     args = parser.parse_args()
     die_with_parent(signal.SIGKILL, args.parent)
     os.umask(0o077)
     try:
-        serve(RunFolder(args.run_folder), args.attempt, args.port)
+        serve(RunFolder(args.run_folder), args.attempt, args.port, args.host)
     except Exception as error:
         if not is_full_error(error):
             raise
@@ -47,7 +48,7 @@ def main() -> None:
         sys.exit(EXIT_FULL)
 
 
-def serve(run: RunFolder, attempt: int, port: int, index_wait_s: float = INDEX_WAIT_S) -> None:
+def serve(run: RunFolder, attempt: int, port: int, host: str = "127.0.0.1", index_wait_s: float = INDEX_WAIT_S) -> None:
     """Serve until killed. Ends with a message that names the holder if another server keeps the index."""
     # Imported here: pyarrow takes 0.3 s, in which a signal would still end us.
     from pipeline.queue.segments import SegmentFiles
@@ -58,8 +59,8 @@ def serve(run: RunFolder, attempt: int, port: int, index_wait_s: float = INDEX_W
         raise QueueDamaged(f"{run.queue}/index.db is missing, which says what the files in segments/ hold")
     index = _take_index(run, attempt, index_wait_s)
     files = SegmentFiles(run.queue / "segments", f"{attempt:04d}-{os.getpid()}.arrows")
-    service = QueueService(f"grpc://127.0.0.1:{port}", secret, attempt, index, files)
-    place = {"endpoint": f"grpc://127.0.0.1:{service.port}", "pid": os.getpid()}
+    service = QueueService(f"grpc://{host}:{port}", secret, attempt, index, files)
+    place = {"endpoint": f"grpc://{host}:{service.port}", "pid": os.getpid()}
     write_json(run.secrets / f"queue-{attempt}.json", {**place, "host": socket.gethostname(), "attempt": attempt})
     service.serve()
 

@@ -15,7 +15,7 @@ OWNERS = {
     "accelerate": ("stages/rl/",),
     "safetensors": ("stages/", "pipeline/gps/", "pipeline/checkpoint.py"),
     "mlflow": ("pipeline/tracking.py",),
-    "submitit": ("slurm/executor.py", "stages/task.py"),
+    "submitit": ("slurm/executor.py", "slurm/allocation.py", "stages/task.py"),
     "pyarrow": ("pipeline/queue/", "pipeline/data_files.py"),
     "sqlite3": ("pipeline/queue/",),
     "zmq": ("pipeline/channel.py",),
@@ -38,6 +38,9 @@ ENVIRONMENT = {
     "pipeline/kill_points.py",  # where a test kills
     "pipeline/tracking.py",  # MLflow's own limits
     "slurm/agent.py",
+    "slurm/allocation.py",  # what a submission must not inherit
+    "slurm/commands.py",
+    "slurm/job.py",  # which job this is
     "slurm/zygote.py",
     "slurm/workers.py",
     "stages/start.py",

@@ -37,7 +37,8 @@ class SlurmCluster:
     """`settings` are the fields of `Settings`. Up between `up` and `down`, or inside a `with`.
 
     `env` is what a process needs in its environment to use the cluster. A `down` is a power cut: end first what must
-    end in order. Raises ClusterError with the tails of the logs where something does not come up.
+    end in order. In a folder that was used before, the queue of then is still there. Raises ClusterError with the tails
+    of the logs where something does not come up.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -58,7 +59,9 @@ class SlurmCluster:
             self._start("slurmctld", "controller")
             for node in self.nodes:
                 self._start_slurmd(node)
-            self.wait_until(lambda: set(self.node_states().values()) <= READY, "all nodes are idle", _UP_S)
+            self.wait_until(lambda: self._dead() or set(self.node_states().values()) <= READY, "all nodes serve", _UP_S)
+            if dead := self._dead():
+                raise ClusterError(f"dead at once: the daemons of {', '.join(dead)}\n{self.log_tails()}")
         except BaseException:
             self.down()
             raise
@@ -73,7 +76,9 @@ class SlurmCluster:
         self.up()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.down()
 
     # --- clients ----------------------------------------------------------------------------------------------------
@@ -138,9 +143,13 @@ class SlurmCluster:
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
-    def processes(self, node: str) -> list[int]:
-        """All processes of a virtual node: slurmd, its step daemons, their tasks, and whatever these left behind."""
-        return self._machines[node].processes()
+    def processes(self, node: str | None = None) -> list[int]:
+        """All processes of a virtual node: slurmd, its step daemons, their tasks, and whatever these left behind.
+
+        Without a node: those of the whole cluster.
+        """
+        machines = [self._machines[node]] if node else self._machines.values()
+        return [pid for machine in machines for pid in machine.processes()]
 
     def slurmd(self, node: str) -> int | None:
         """Its pid, if it lives."""
@@ -150,9 +159,19 @@ class SlurmCluster:
         """Its steps go on."""
         self._kill(node)
 
-    def crash(self, node: str) -> int:
-        """A power cut: all processes of the node end at one instant. How many they were."""
-        return self._machines[node].crash()
+    def crash(self, node: str, forgets_steps: bool = False) -> int:
+        """A power cut: all processes of the node end at one instant. How many they were.
+
+        With `forgets_steps` the sockets of its steps are lost too, but not the script of its job. Then, if this was
+        a batch host and returns, Slurm cannot start the job there again ("launch failed requeued held"). Where the
+        sockets are left, slurmd removes the script and the job starts. Slurm notices the return only of a job that
+        ran for 15 s before; a younger one stays RUNNING without a script.
+        """
+        count = self._machines[node].crash()
+        if forgets_steps:
+            for socket in (self.folder / "spool" / node).glob(f"{node}_*"):
+                socket.unlink()
+        return count
 
     def half_crash(self, node: str, pause_s: float = 0.02) -> int:
         """A bad shutdown: the node's processes are killed one by one, and the others see it. How many they were."""
@@ -192,6 +211,20 @@ class SlurmCluster:
             self._start("slurmctld", "controller")
         self.wait_until(lambda: self.client("scontrol", "ping"), "slurmctld answers")
 
+    def reset(self) -> None:
+        """Make it as after `up`: daemons live, nodes are idle, no job is left."""
+        self.start_controller()
+        self.client("scancel", "--full", f"--user={os.getuid()}")
+        for node in self.nodes:
+            self.restart(node, wait=False)
+        self.wait_until(self._is_idle, "no job and no dead node is left", _UP_S)
+
+    def _is_idle(self) -> bool:
+        for node, state in self.node_states().items():
+            if state in ("down", "drained"):
+                self.client("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return set(self.node_states().values()) == {"idle"}
+
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _start_munge(self) -> None:
@@ -218,6 +251,9 @@ class SlurmCluster:
     def _living(self, machine: str) -> int | None:
         pid = self._daemons.get(machine)
         return pid if pid is not None and is_alive(pid) else None
+
+    def _dead(self) -> list[str]:
+        return [machine for machine in self._daemons if self._living(machine) is None]
 
     def _kill(self, machine: str) -> None:
         pid = self._living(machine)

@@ -1,9 +1,8 @@
-"""Where Slurm's programs come from: the machine's own, or with PIVOT_TEST_INSTALL=1 (and only then) Debian's packages."""
+"""Where Slurm's programs come from: the machine, or with PIVOT_TEST_INSTALL=1 (and only then) Debian's packages."""
 
 import os
 import shutil
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
@@ -25,20 +24,16 @@ def missing() -> list[str]:
 
 
 def require() -> None:
-    """Skip the test, with a warning of one line, where there is no Slurm and none may be installed."""
+    """Skip the test, with one loud line, where there is no Slurm and none may be installed."""
     lacking = missing()
     if lacking and os.environ.get("PIVOT_TEST_INSTALL") == "1":
         install()
         lacking = missing()
     if lacking:
-        reason = (
+        pytest.skip(
             f"NO SLURM HERE, NOTHING OF IT IS TESTED: {', '.join(lacking)} not found. "
             f"`apt-get install {' '.join(PACKAGES)}`, or PIVOT_TEST_INSTALL=1 to have the tests do that."
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.warn(reason, stacklevel=2)
-        pytest.skip(reason)
 
 
 def install() -> None:

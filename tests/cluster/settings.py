@@ -105,6 +105,7 @@ def _conf(folder: Path, settings: Settings, ports: list[int]) -> str:
     )
     # Slurm 22.05's place and name for it; a newer PreemptParameters would be fatal there.
     user_signal = "SlurmctldParameters=preempt_send_user_signal" if settings.user_signal else ""
+    low = f"PriorityTier=1 PreemptMode=REQUEUE GraceTime={settings.grace_s}"
     return f"""\
 ClusterName=pivottest
 SlurmctldHost={host}(127.0.0.1)
@@ -133,10 +134,10 @@ GresTypes=gpu
 DefMemPerCPU=64
 FirstJobId={first_job_id()}
 MinJobAge=3600
-ReturnToService=2
+ReturnToService=1
 JobRequeue=1
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,sched_min_interval=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,sched_min_interval=0
 SlurmdTimeout={settings.slurmd_timeout_s}
 SlurmctldTimeout=30
 MessageTimeout=10
@@ -148,5 +149,5 @@ PreemptMode=REQUEUE
 {user_signal}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10
-PartitionName=low Nodes=ALL Default=NO MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={settings.grace_s}
+PartitionName=low Nodes=ALL Default=NO MaxTime=INFINITE State=UP {low}
 """

@@ -4,7 +4,8 @@ import pytest
 
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
-from tests.core.test_core import hear, new_world, until
+from tests.core.test_core import hear, is_start, new_world, until
+from tests.fakes.world import World
 
 
 def fences(log: list[de.Decision]) -> list[tuple[str, str]]:
@@ -100,3 +101,37 @@ def test_a_timer_that_fires_after_it_was_cleared_or_set_anew_changes_nothing() -
     assert "worker:reward-0" in world.timers, "armed again"
     world.give(ev.TimerFired(name="worker:reward-0"))
     assert world.core.ended is None
+
+
+def saving(world: World, step: int) -> World:
+    """The last save took 50 s, and `step` is about to be trained."""
+    until(world, is_start("checkpoint", 1))
+    world.now += 50
+    until(world, is_start("train", step))
+    return world
+
+
+def test_a_stop_with_time_enough_saves_what_is_trained() -> None:
+    world = saving(new_world(total_steps=4, save_freq=1, evaluate_freq=0).start(), 2)
+    world.give(ev.CancelAsked(reason="stopped by SIGTERM", within_s=500))
+    world.run()
+    assert world.core.ended == de.EndRun(status="cancelled", reason="stopped by SIGTERM")
+    assert world.durable.newest_checkpoint == 2
+
+
+def test_a_save_that_does_not_fit_into_the_time_left_is_not_begun() -> None:
+    world = saving(new_world(total_steps=4, save_freq=1, evaluate_freq=0).start(), 2)
+    world.give(ev.CancelAsked(reason="stopped by SIGTERM", within_s=60))
+    mark = len(world.log)
+    world.run()
+    assert world.core.ended == de.EndRun(status="cancelled", reason="stopped by SIGTERM")
+    assert world.durable.newest_checkpoint == 1 and not [d for d in world.log[mark:] if is_start("checkpoint", 2)(d)]
+
+
+def test_a_stop_that_takes_too_long_ends_the_run_all_the_same() -> None:
+    world = new_world(total_steps=4, evaluate_freq=0).start()
+    until(world, is_start("train", 1))
+    world.processes["train-0"].is_hung = True
+    world.give(ev.CancelAsked(reason="stopped by SIGUSR2", within_s=30))
+    world.run()
+    assert world.core.ended == de.EndRun(status="cancelled", reason="stopped by SIGUSR2")

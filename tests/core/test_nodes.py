@@ -273,3 +273,22 @@ def test_a_group_whose_ranks_are_on_two_nodes_outlives_either() -> None:
         world.lose_node(lost)
         assert world.run().core.ended == DONE
         assert world.durable.recorded == [1, 2, 3, 4]
+
+
+def test_a_node_that_does_not_come_back_is_given_up_at_once() -> None:
+    world = new_world(num_nodes=2, min_nodes=1, replicas=replicas(rollout=2), total_steps=3, evaluate_freq=0).start(
+        3, 1
+    )
+    until_joined(world, 2)
+    mark = len(world.log)
+    world._end_node("n1")
+    world.give(ev.NodeLost(node="n1", reason="Slurm took it", is_gone=True))
+    assert not of(world, de.StartNode, mark) and world.run().core.ended == DONE
+
+
+def test_a_run_that_cannot_do_without_a_node_that_is_gone_asks_for_others() -> None:
+    world = new_world(**TWO_NODES).start(3, 1)
+    until_joined(world, 2)
+    world._end_node("n1")
+    world.give(ev.NodeLost(node="n1", reason="Slurm took it", is_gone=True))
+    assert world.core.ended == de.EndRun(status="requeued", reason="node n1 is gone: Slurm took it")

@@ -66,7 +66,7 @@ def node(process: str, sig: signal.Signals = signal.SIGKILL) -> Death:
 
     def die(run: Run, moment: str, after: float) -> Felt:
         run.until(moment, MOMENTS[moment], after)
-        killed = run.kill(f"local-0-{process}", sig)
+        killed = run.kill(f"{run.node_of('train-0')}-{process}", sig)
         told = run.until("its loss is known", lambda e: e["event"] == "NodeLost", killed)
         joined = run.until("it is back", lambda e: e["event"] == "NodeJoined", told["wall"])
         went_on = run.until("work goes on", worked, joined["wall"])

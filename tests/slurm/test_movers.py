@@ -84,7 +84,7 @@ def family(pid: int) -> list[int]:
 def mapped(watch: Watch, node: str) -> dict[str, set[str]]:
     """Files of shared memory that the node's processes have mapped, by command and pid."""
     found = {}
-    for pid in family(watch.nodes._lives[node].process.pid):
+    for pid in family(watch.nodes._lives[node].pid):
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         found[f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}"] = {
             line.split()[5].removeprefix("/dev/shm/") for line in lines if "/dev/shm/pivot" in line
@@ -94,7 +94,7 @@ def mapped(watch: Watch, node: str) -> dict[str, set[str]]:
 
 def mover(watch: Watch, node: str) -> int:
     """Its pid; 0 while there is none."""
-    zygote = children(watch.nodes._lives[node].process.pid)[1]
+    zygote = children(watch.nodes._lives[node].pid)[1]
     order = watch.run.process_log(watch.attempt, node, "mover").read_text().rpartition("pid ")[2]
     pid = int(order.split()[0])
     return pid if pid in children(zygote) else 0
@@ -166,7 +166,7 @@ def test_a_stopped_mover_is_found_by_its_agent(watch: Watch) -> None:
 
 
 def test_a_node_that_comes_again_takes_any_version_first(watch: Watch) -> None:
-    os.kill(watch.nodes._lives[OTHER].process.pid, signal.SIGKILL)
+    os.kill(watch.nodes._lives[OTHER].pid, signal.SIGKILL)
     watch.expect(ev.NodeLost, node=OTHER)
     assert not watch.nodes.copies.node_lost(OTHER, "killed")
     watch.start(OTHER)

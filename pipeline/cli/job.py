@@ -1,0 +1,124 @@
+"""Runs whose nodes are held by a Slurm job: submitted, followed, asked after and cancelled from the login node."""
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.runs import Status, as_argument
+from pipeline.config import Config
+from pipeline.core.errors import ConfigError, SlurmError
+from pipeline.run_folder import RunFolder, read_json, write_json
+from pipeline.status import EXIT_CODES
+
+if TYPE_CHECKING:
+    from slurm.parse import JobState
+
+_POLL_S = 0.5
+_LEAVE_S = 120.0
+"""How long a run may take to stop in order before its job is ended."""
+
+
+class JobProcess:
+    """The job, as one follows a process. What ends it is the run's marker; or that Slurm knows the job no more."""
+
+    def __init__(self, run: RunFolder, job: str) -> None:
+        from slurm.commands import Clients
+        from slurm.watcher import Watcher
+
+        self._run, self._job, self._watcher = run, job, Watcher(Clients())
+        self._watcher.watch(job)
+        self.pid = None
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (end := read_json(self._run.ended)) is not None:
+            self.returncode = EXIT_CODES.get(end["status"], 1)
+        if self.returncode is None:
+            seen = self._watcher.look(self._job)
+            if seen.is_gone or (seen.job is not None and seen.job.is_ended):
+                time.sleep(_POLL_S)  # its last words may be on their way through the file system
+                end = read_json(self._run.ended)
+                self.returncode = EXIT_CODES.get(end["status"], 1) if end else 1
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Raises subprocess.TimeoutExpired, as a process does."""
+        time.sleep(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(f"job {self._job}", timeout)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Who stops looking stops nothing: the run is on other machines. `cancel` does."""
+        click.echo(f"{self._run.name} goes on in job {self._job}; pivot-pipeline cancel {as_argument(self._run)}")
+        raise SystemExit(128 + sig)
+
+
+def start_job(run: RunFolder, config: Config) -> str:
+    """Submit the job of the run's next attempts; its id."""
+    from pipeline.cli.controller import control_job
+    from slurm.allocation import submit_job
+
+    run.ended.unlink(missing_ok=True)  # the script of the job goes by it
+    job = submit_job(run, config, control_job)
+    click.echo(f"{run.name}: job {job} holds its nodes, {run.path} what it writes")
+    click.echo(f"  pivot-pipeline status {as_argument(run)}")
+    return job
+
+
+def with_job(run: RunFolder, status: Status) -> Status:
+    """The status with what Slurm says of its job; `live`: the job is there, or may be: Slurm did not answer."""
+    told: dict[str, Any] = {"id": (read_json(run.job) or {}).get("id", ""), "state": "", "reason": "", "held": False}
+    if run.ended.exists() or not told["id"]:
+        return status | {"live": False, "job": told}
+    try:
+        job = _ask(told["id"])
+    except SlurmError as error:
+        return status | {"live": True, "job": told | {"state": "UNKNOWN", "reason": str(error)}}
+    if job is None or job.is_ended:
+        return status | {"live": False, "job": told | {"state": job.state if job else "GONE"}}
+    return status | {"live": True, "job": told | {"state": job.state, "reason": job.reason, "held": job.is_held}}
+
+
+def describe_job(job: dict[str, Any]) -> str:
+    text = f"{job['id']} {job['state']}".strip() + (f" ({job['reason']})" if job["reason"] else "")
+    if job["held"]:
+        text += f": Slurm holds it; `scontrol release {job['id']}` lets it go on, or cancel and resume the run"
+    return text
+
+
+def cancel_job(run: RunFolder, status: Status) -> None:
+    """The marker first: then nothing of the job is started again or requeued. One that waits is ended at once; else
+    the controller saves and leaves."""
+    job = status["job"]
+    write_json(run.ended, {"status": "cancelled", "attempt": status["attempt"]})
+    from slurm.commands import Clients
+
+    clients, is_running = Clients(), job["state"] == "RUNNING"
+    clients.cancel(job["id"], "TERM" if is_running else None)
+    if not is_running:
+        return
+    deadline = time.monotonic() + _LEAVE_S
+    while _is_running(job["id"]):
+        if time.monotonic() > deadline:
+            clients.cancel(job["id"])
+            raise ConfigError(f"{run.name} did not stop within {_LEAVE_S:g} s: its job {job['id']} is ended")
+        time.sleep(_POLL_S)
+
+
+def _ask(job: str) -> "JobState | None":
+    """What Slurm says of the job, None if it does not know it; SlurmError if it does not answer soon."""
+    from slurm.commands import Clients
+
+    return Clients(timeout_s=5.0, tries=2).jobs().get(job)
+
+
+def _is_running(job: str) -> bool:
+    """Also while Slurm is silent."""
+    try:
+        found = _ask(job)
+    except SlurmError:
+        return True
+    return found is not None and found.state == "RUNNING"

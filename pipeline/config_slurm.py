@@ -1,0 +1,60 @@
+"""`cluster.slurm`: how the one job that holds a run's nodes is asked for."""
+
+import re
+
+from pydantic import Field, field_validator
+
+from pipeline.config_types import Int, Section
+
+_LINE = re.compile(r"[^\n\r\x00]*")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_OURS = (
+    *("nodes", "no-kill", "requeue", "no-requeue", "signal", "output", "error", "open-mode", "job-name", "array"),
+    *("ntasks", "ntasks-per-node", "wrap", "chdir", "export", "get-user-env"),
+)
+_TEXTS = ("partition", "account", "qos", "time", "gres", "mem", "constraint", "exclude", "container")
+
+
+class Slurm(Section):
+    """Empty text: the option is not given, so the site's default holds."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time: str = Field(default="", description="Time limit of the job, as sbatch takes it (24:00:00)")
+    gres: str = Field(
+        default="gpu", description="What a slot is: gpu, gpu:a100; empty on a partition without GPUs (a slot is a CPU)"
+    )
+    cpus_per_slot: Int = Field(default=4, ge=1)
+    mem: str = Field(default="0", description="Memory per node; 0: all of it")
+    constraint: str = ""
+    exclude: str = Field(default="", description="Nodes that are not to be used (n3,n[7-9])")
+    signal_s: Int = Field(default=120, ge=1, description="So long before the time limit the run saves and leaves")
+    grace_s: Int = Field(default=30, ge=1, description="What the site gives between a job's TERM and its KILL")
+    max_requeues: Int = Field(default=100, ge=0, description="After so many the run waits for its user's `resume`")
+    setup: list[str] = Field(default=[], description="Shell lines of the job before all else (modules, environments)")
+    container: str = Field(default="", description="Put before each command of the job (apptainer exec --nv image.sif)")
+    extra: dict[str, str] = Field(default={}, description="Other options of sbatch, by long name")
+
+    @field_validator(*_TEXTS, mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        """YAML takes an account or an amount of memory for a number."""
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator(*_TEXTS)
+    @classmethod
+    def _is_one_line(cls, value: str) -> str:
+        if not _LINE.fullmatch(value):
+            raise ValueError("must be one line")
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _are_options(cls, extra: dict[str, str]) -> dict[str, str]:
+        for name, value in extra.items():
+            if not _OPTION.fullmatch(name) or not _LINE.fullmatch(value):
+                raise ValueError(f"{name!r}: {value!r} is no long option of sbatch with a value of one line")
+            if name in _OURS:
+                raise ValueError(f"{name} is set by the run itself")
+        return extra

@@ -1,0 +1,149 @@
+"""One Slurm job holds the nodes of a run for as long as it goes on: how it is asked for.
+
+    batch script ─┬─ a loop per node: srun agent, and again when it has ended
+                  ├─ srun, one task on this node: the controller (a function pickled by submitit)
+                  └─ at its end: requeue, unless the run is over
+
+Nothing of the job runs srun but the batch script: signals to a step reach all its processes, and an srun client that
+is signalled ends what it started.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeline.config import Config
+from pipeline.core.errors import ConfigError
+from pipeline.processes import SHIELD, python_command
+from pipeline.run_folder import RunFolder, write_json
+from slurm.commands import outside_of_jobs
+
+_LOOPS = 50
+"""So often a node's agent is started again by the script; the controller gives up earlier."""
+
+
+def submit_job(run: RunFolder, config: Config, control: Callable[[str], int]) -> str:
+    """Submit the run's job; returns its id. `control(folder)` is called in each life of it, on its first node. Raises
+    ConfigError with what sbatch said."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    executor = _executor(run, config)
+    try:
+        with _outside_of_jobs():
+            job = executor.submit(control, str(run.path))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise ConfigError(f"Slurm refused the job: {error}") from None
+    write_json(run.job, {"id": str(job.job_id)})
+    return str(job.job_id)
+
+
+@contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """For as long as submitit calls sbatch: the variables of a job that this process is in would be options."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(outside_of_jobs(before))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def script(run: RunFolder, config: Config) -> str:
+    """The text that `submit_job` gives to sbatch."""
+    executor = _executor(run, config)
+    text: str = executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
+    return text
+
+
+def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class JobExecutor(SlurmExecutor):  # type: ignore[misc]
+        """Without the options that submitit gives where nothing was asked for."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            unasked = ["#SBATCH --wckey=submitit", *([] if asked.time else ["#SBATCH --time=5"])]
+            lines = super()._make_submission_file_text(command, uid).split("\n")
+            return "\n".join(line for line in lines if line not in unasked)
+
+    asked, cluster = config.cluster.slurm, config.cluster
+    try:
+        executor = JobExecutor(run.jobs, python=_inside(asked.container, shlex.quote(sys.executable)))
+    except RuntimeError as error:
+        raise ConfigError(f"cluster.kind is slurm, but {error}".rstrip("?")) from None
+    options = {
+        name: value
+        for name, value in {
+            "partition": asked.partition,
+            "account": asked.account,
+            "qos": asked.qos,
+            "time": asked.time,
+            "constraint": asked.constraint,
+            "exclude": asked.exclude,
+            "gres": f"{asked.gres}:{cluster.slots_per_node}" if asked.gres else "",
+        }.items()
+        if value
+    }
+    least, most = cluster.min_nodes or cluster.nodes, cluster.nodes
+    executor.update_parameters(
+        job_name=_job_name(run),
+        signal_delay_s=asked.signal_s,
+        stderr_to_stdout=True,
+        setup=[*asked.setup, *_start_agents(run, config)],
+        teardown=_requeue(run, config),
+        srun_args=[
+            *("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"),
+            *("--cpu-bind=none", "--mem=0"),
+        ],
+        additional_parameters={
+            **asked.extra,
+            **options,
+            "nodes": str(most) if least == most else f"{least}-{most}",
+            "cpus-per-task": str(asked.cpus_per_slot * cluster.slots_per_node),
+            "mem": asked.mem,
+            "no-kill": True,
+            "requeue": True,
+        },
+    )
+    return executor
+
+
+def _job_name(run: RunFolder) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in run.name)
+
+
+def _inside(container: str, command: str) -> str:
+    return f"{container} {command}".strip()
+
+
+def _start_agents(run: RunFolder, config: Config) -> list[str]:
+    """A loop for each node, in the background. An agent that left in order, or whose node is lost, is not started
+    again: for both srun returns 0."""
+    asked, ended = config.cluster.slurm, shlex.quote(str(run.ended))
+    gres = f"--gres={asked.gres}:{config.cluster.slots_per_node}" if asked.gres else ""
+    log = shlex.quote(str(run.path / "logs" / "slurm-agent-"))
+    srun = (
+        f"srun --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill --open-mode=append --output={log}$n.log"
+    )
+    agent = shlex.join([*SHIELD, *python_command("slurm.agent", str(run.path))])
+    slots = config.cluster.slots_per_node
+    return [
+        f"mkdir -p -m 700 {shlex.quote(str(run.path / 'logs'))}",
+        f'for n in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do ( k=0; while [ ! -e {ended} ] && '
+        f"[ $k -lt {_LOOPS} ]; do {srun} {_inside(asked.container, agent)} --node $n --slots {slots} "
+        "--job $SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0} </dev/null && break; k=$((k+1)); sleep 1; done ) & done",
+    ]
+
+
+def _requeue(run: RunFolder, config: Config) -> list[str]:
+    """The script's last line: the controller is gone. A job that is being cancelled is not RUNNING any more."""
+    ended = shlex.quote(str(run.ended))
+    most = config.cluster.slurm.max_requeues
+    return [
+        f"[ -e {ended} ] || [ ${{SLURM_RESTART_COUNT:-0}} -ge {most} ] || "
+        '{ sleep 1; [ "$(squeue -h -j $SLURM_JOB_ID -o %T)" = RUNNING ] && scontrol requeue $SLURM_JOB_ID; sleep 60; }'
+    ]
