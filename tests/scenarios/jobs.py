@@ -103,3 +103,11 @@ def warn(run: JobRun) -> float:
     struck = time.time()
     run.cluster.client("scancel", "--signal=USR2", run.job)
     return struck
+
+
+def crash(run: JobRun) -> float:
+    """All of the batch host at once. Its Slurm comes back after a while."""
+    host = run.cluster.client("squeue", "-h", "-j", run.job, "-o", "%B").strip()
+    struck = time.time()
+    run.cluster.crash(host)
+    return struck

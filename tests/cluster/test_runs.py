@@ -1,0 +1,69 @@
+"""Runs in jobs of a real Slurm: what befalls them, several things per job, for each start of a node costs seconds."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.run_folder import read_json
+from tests.cluster import SlurmCluster
+from tests.scenarios.deaths import node, queue, worker
+from tests.scenarios.faults import SETTINGS, account
+from tests.scenarios.jobs import JobRun, crash, kill_controller, requeue, requeued, warn
+from tests.scenarios.runs import pivot, rows
+
+pytestmark = pytest.mark.slurm
+LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Outside of pytest's long paths, as a user's is."""
+    path = Path(tempfile.mkdtemp(prefix="pivot runs-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def end_well(run: JobRun) -> None:
+    """Cancelled, it saves and leaves; of all that the queue acknowledged nothing is lost or twice, nothing is left."""
+    ended = pivot("cancel", str(run.path), **run.cluster.env)
+    assert ended.code == 0, ended.out
+    assert run.end() == 130, run.out
+    assert read_json(run.folder.ended) == {"status": "cancelled", "attempt": run.attempt, "reason": "stopped by SIGTERM"}
+    steps = int(rows(run.path)[-1]["step"])
+    found = account(run.path, steps, 16, staleness=1)
+    assert found.is_right, found
+    assert not (left := run.left()), left
+    assert set(run.cluster.jobs().values()) <= {"COMPLETED", "CANCELLED"}
+
+
+@pytest.mark.timeout(300)
+def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: SlurmCluster, folder: Path) -> None:
+    run = JobRun(folder / "a run", cluster, *SETTINGS, *LONG)
+    after = 0.0
+    for death, moment in (
+        (worker("train-1"), "train"),
+        (worker("rollout-0"), "rollout"),
+        (node("zygote"), "reward"),
+        (node("agent"), "train"),
+        (queue(), "rollout"),
+        (requeued("controller killed", kill_controller), ""),
+        (requeued("scontrol requeue", requeue), ""),
+        (requeued("USR2", warn), ""),
+    ):
+        felt = death(run, moment, after)
+        print(f"{felt.death:20} {felt.moment:8} noticed {felt.detected_s:6.2f} s, at work again {felt.back_s:6.2f} s")
+        after = time.time()
+    assert run.attempt == 4
+    end_well(run)
+
+
+@pytest.mark.timeout(300)
+def test_a_job_whose_batch_host_crashes_starts_again(cluster: SlurmCluster, folder: Path) -> None:
+    run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, "cluster.nodes=1", "cluster.slots_per_node=4")
+    felt = requeued("batch host crashes", crash)(run, "", 0.0)
+    print(felt)
+    end_well(run)

@@ -1,0 +1,179 @@
+"""The script of a run's job, and what may not get into it."""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import Config, load_files
+from pipeline.core.errors import ConfigError
+from pipeline.run_folder import RunFolder, read_json
+from slurm.allocation import script, submit_job
+
+CONFIG = str(Path(__file__).parents[2] / "configs/emulated.yaml")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Clients on the PATH: sbatch keeps its environment and the script in the folder, and gives it number 17."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name, text in (("srun", "exit 1"), ("sbatch", f'env > {bin}/env; cp "$1" {bin}/script; echo Submitted job 17')):
+        (bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    return bin
+
+
+def make(tmp_path: Path, *overrides: str, name: str = "my run") -> tuple[RunFolder, Config]:
+    config = load_files([CONFIG], ["cluster.kind=slurm", f"run.root={tmp_path}", *overrides])
+    run = RunFolder(tmp_path / name)
+    run.create()
+    return run, config
+
+
+def options(text: str) -> dict[str, str]:
+    rows = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return {name: value for name, _, value in (row.partition("=") for row in rows)}
+
+
+def test_a_job_asks_for_what_the_configuration_says(tmp_path: Path, slurm: Path) -> None:
+    asked = (
+        "partition=gpu",
+        "account=17",
+        "qos=high",
+        "time=2-00:00:00",
+        "gres=gpu:a100",
+        "cpus_per_slot=8",
+        "mem=400G",
+    )
+    run, config = make(
+        tmp_path,
+        *(f"cluster.slurm.{one}" for one in asked),
+        *("cluster.nodes=3", "cluster.min_nodes=2", "cluster.slots_per_node=4", "cluster.slurm.extra={nice: '7'}"),
+    )
+    found = options(script(run, config))
+    assert found == {
+        "partition": "gpu",
+        "account": "17",
+        "qos": "high",
+        "time": "2-00:00:00",
+        "gres": "gpu:a100:4",
+        "nice": "7",
+        "cpus-per-task": "32",
+        "mem": "400G",
+        "nodes": "2-3",
+        "no-kill": "",
+        "requeue": "",
+        "signal": "USR2@120",
+        "job-name": "my_run",
+        "open-mode": "append",
+        "output": f"'{run.jobs}/%j_0_log.out'",
+    } | {"output": found["output"]}
+    assert str(run.jobs) in found["output"]
+
+
+def test_what_is_not_asked_for_is_the_sites_choice(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(tmp_path, "cluster.slurm.gres=''")
+    text = script(run, config)
+    assert not {"time", "partition", "wckey", "ntasks-per-node", "gres"} & options(text).keys()
+    assert "--gres" not in text
+
+
+def test_the_script_is_one_that_a_shell_understands_whatever_the_folder(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(tmp_path, 'cluster.slurm.container=apptainer exec "my image.sif"', name='it\'s $(touch x) "r"')
+    text = script(run, config)
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert options(text)["job-name"] == "it_s___touch_x___r_"
+    assert text.count('apptainer exec "my image.sif"') == 2, "each agent, and the controller"
+
+
+def test_the_agents_loop_starts_one_again_unless_it_left_in_order(tmp_path: Path, slurm: Path) -> None:
+    """The lines themselves, run by bash with an srun that fails twice on each node."""
+    run, config = make(tmp_path)
+    text = script(run, config)
+    loop = next(line for line in text.splitlines() if line.startswith("for n in"))
+    calls = tmp_path / "calls"
+    (slurm / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
+    (slurm / "srun").write_text(
+        f'#!/bin/sh\nfor a; do [ "$a" = n1 ] && n=n1; [ "$a" = n2 ] && n=n2; done\necho $n >> {calls}\n'
+        f"[ $(grep -c $n {calls}) -ge 3 ]\n"
+    )
+    for name in ("scontrol", "srun"):
+        (slurm / name).chmod(stat.S_IRWXU)
+    quick = loop.replace("sleep 1", "sleep 0.01")
+    subprocess.run(["bash", "-c", f"{quick}; wait"], check=True, env={**os.environ, "SLURM_JOB_NODELIST": "n[1-2]"})
+    assert sorted(calls.read_text().split()) == ["n1"] * 3 + ["n2"] * 3
+    run.ended.touch()
+    calls.unlink()
+    subprocess.run(["bash", "-c", f"{quick}; wait"], check=True, env={**os.environ, "SLURM_JOB_NODELIST": "n[1-2]"})
+    assert not calls.exists(), "a run that is over starts nothing"
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "is_ended", "is_requeued"),
+    [
+        ("RUNNING", "2", False, True),
+        ("RUNNING", "2", True, False),
+        ("COMPLETING", "2", False, False),
+        ("RUNNING", "5", False, False),
+    ],
+)
+def test_the_last_line_requeues_a_job_that_nobody_ended(
+    tmp_path: Path, slurm: Path, state: str, restarts: str, is_ended: bool, is_requeued: bool
+) -> None:
+    run, config = make(tmp_path, "cluster.slurm.max_requeues=5")
+    line = script(run, config).splitlines()[-1]
+    asked = tmp_path / "asked"
+    for name, text in (("squeue", f"echo {state}"), ("scontrol", f'echo "$@" > {asked}'), ("sleep", "true")):
+        (slurm / name).write_text(f"#!/bin/sh\n{text}\n")
+        (slurm / name).chmod(0o700)
+    if is_ended:
+        run.ended.touch()
+    environment = {**os.environ, "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": restarts}
+    subprocess.run(["bash", "-c", line], env=environment, check=False)
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 17\n" if is_requeued else "")
+
+
+def test_a_submission_inherits_nothing_of_the_job_it_is_made_in(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SLURM_MEM_PER_CPU", "1"), ("SBATCH_PARTITION", "low"), ("SLURM_CONF", "/etc/s.conf")):
+        monkeypatch.setenv(name, value)
+    run, config = make(tmp_path)
+    assert submit_job(run, config, len) == "17" and read_json(run.job) == {"id": "17"}
+    given = (slurm / "env").read_text()
+    assert "SLURM_MEM_PER_CPU" not in given and "SBATCH_" not in given and "SLURM_CONF=/etc/s.conf" in given
+    assert os.environ["SLURM_MEM_PER_CPU"] == "1"
+
+
+def test_what_sbatch_says_reaches_the_user(tmp_path: Path, slurm: Path) -> None:
+    (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpuu' >&2\nexit 1\n")
+    run, config = make(tmp_path)
+    with pytest.raises(ConfigError, match="invalid partition specified: gpuu"):
+        submit_job(run, config, len)
+
+
+def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(shutil.which("sh") or "/bin/sh").parent / "nowhere"))
+    run, config = make(tmp_path)
+    with pytest.raises(ConfigError, match=r"cluster.kind is slurm, but .*srun"):
+        script(run, config)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ('cluster.slurm.partition="a\\n#SBATCH --uid=0"', "one line"),
+        ("cluster.slurm.extra={'no such': 'x'}", "no long option"),
+        ("cluster.slurm.extra={signal: 'KILL@1'}", "set by the run itself"),
+        ("cluster.slurm.partitoin=gpu", "partition"),
+    ],
+)
+def test_wrong_options_are_refused_with_what_is_right(tmp_path: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(tmp_path, override)
