@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.compose import Tree, read_tree
-from pipeline.core.errors import SlurmError
 from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
 from pipeline.run_folder import RunFolder, read_json
 from slurm.guardian import Guardian, TemporaryFolder
@@ -96,17 +95,10 @@ def _learn(args: argparse.Namespace, run: RunFolder, limit_s: float) -> None:
 
 
 def _part_from_job(args: argparse.Namespace, run: RunFolder, max_requeues: int, is_termed: bool) -> str:
-    """The controller is gone. On TERM Slurm has the job requeued, or ends it, by itself."""
-    from slurm.commands import Clients
-    from slurm.watchdog import exclude_batch_host, requeue
+    """The controller is gone."""
+    from slurm.watchdog import leave_on_term, requeue
 
-    if not is_termed:
-        return requeue(run, args.job, max_requeues)
-    try:
-        exclude_batch_host(args.job.partition(".")[0], Clients(timeout_s=5.0, tries=1))
-    except SlurmError as error:
-        return f"the batch host could not be excluded: {error}"
-    return "the batch host is excluded from the job's next start"
+    return leave_on_term(run, args.job) if is_termed else requeue(run, args.job, max_requeues)
 
 
 def own_address(endpoint: str) -> str:

@@ -19,6 +19,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.processes import SHIELD, python_command
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import outside_of_jobs
+from slurm.names import script_beat
 
 _LOOPS = 50
 """So often a node's agent is started again by the script; the controller gives up earlier."""
@@ -133,9 +134,11 @@ def _start_agents(run: RunFolder, config: Config) -> list[str]:
     slots = config.cluster.slots_per_node
     return [
         f"mkdir -p -m 700 {shlex.quote(str(run.path / 'logs'))}",
+        f"life=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}; beat={shlex.quote(str(script_beat(run, '')))}$life",
+        f'( while [ ! -e {ended} ]; do touch "$beat"; sleep 1; done ) &',
         f'for n in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do ( k=0; while [ ! -e {ended} ] && '
         f"[ $k -lt {_LOOPS} ]; do {srun} {_inside(asked.container, agent)} --node $n --slots {slots} "
-        "--job $SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0} </dev/null && break; k=$((k+1)); sleep 1; done ) & done",
+        "--job $life </dev/null && break; k=$((k+1)); sleep 1; done ) & done",
     ]
 
 

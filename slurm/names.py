@@ -36,6 +36,11 @@ def contact(run: RunFolder, life: str) -> Path:
     return run.secrets / f"contact-{life}.json"
 
 
+def script_beat(run: RunFolder, life: str) -> Path:
+    """What the batch script of this life of a job touches every second."""
+    return run.secrets / f"script-{life}"
+
+
 def requeue_marker(run: RunFolder, life: str) -> Path:
     """Of the agents that lost the controller of this life of a job, who makes it requeues the job."""
     return run.secrets / f"requeue-{life}"

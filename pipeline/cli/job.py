@@ -86,6 +86,11 @@ def describe_job(job: dict[str, Any]) -> str:
     text = f"{job['id']} {job['state']}".strip() + (f" ({job['reason']})" if job["reason"] else "")
     if job["held"]:
         text += f": Slurm holds it; `scontrol release {job['id']}` lets it go on, or cancel and resume the run"
+    if job["reason"] == "BadConstraints":
+        text += (
+            f": it waits for nodes that it may not have; `scontrol update JobId={job['id']} ExcNodeList=` lets it have "
+            "its last batch host, which had crashed"
+        )
     return text
 
 

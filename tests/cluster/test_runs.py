@@ -32,7 +32,11 @@ def end_well(run: JobRun) -> None:
     ended = pivot("cancel", str(run.path), **run.cluster.env)
     assert ended.code == 0, ended.out
     assert run.end() == 130, run.out
-    assert read_json(run.folder.ended) == {"status": "cancelled", "attempt": run.attempt, "reason": "stopped by SIGTERM"}
+    assert read_json(run.folder.ended) == {
+        "status": "cancelled",
+        "attempt": run.attempt,
+        "reason": "stopped by SIGTERM",
+    }
     steps = int(rows(run.path)[-1]["step"])
     found = account(run.path, steps, 16, staleness=1)
     assert found.is_right, found

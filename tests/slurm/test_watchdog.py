@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.core.errors import SlurmError
 from pipeline.run_folder import RunFolder, read_json, write_json
+from slurm.names import script_beat
 from slurm.parse import JobState
-from slurm.watchdog import requeue
+from slurm.watchdog import leave_on_term, requeue
 
 
 class Asked:
@@ -75,3 +76,13 @@ def test_a_job_is_not_requeued_for_ever(run: RunFolder) -> None:
 
 def test_a_slurm_that_does_not_answer_is_said(run: RunFolder) -> None:
     assert ask(run, asked=Asked("timed out"))[0] == "the job could not be requeued: timed out"
+
+
+def test_on_term_the_batch_host_is_left_out_only_if_its_script_is_dead(run: RunFolder) -> None:
+    beat, asked = script_beat(run, "17.0"), Asked()
+    beat.touch()
+    assert leave_on_term(run, "17.0", asked) == "the job's script lives" and not asked.done  # type: ignore[arg-type]
+    old = time.time() - 20
+    os.utime(beat, (old, old))
+    leave_on_term(run, "17.0", asked)  # type: ignore[arg-type]
+    assert asked.done == [("17", "ExcNodeList=n1")]
