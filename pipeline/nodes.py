@@ -133,7 +133,9 @@ class Nodes:
             if isinstance(frame.body, wire.Join):
                 life = self._join(peer, frame.body)
             if life is None:
-                await self.send(peer, wire.Quit(reason="this agent is none of the run's (any more)"))
+                await self.send(
+                    peer, wire.Quit(reason="this agent is none of the run's (any more)", is_welcome_again=True)
+                )
                 continue
             life.heard = time.monotonic()
             self._take(life, frame.body)

@@ -35,9 +35,11 @@ class Welcome(_Message, frozen=True):
 
 
 class Quit(_Message, frozen=True):
-    """Leave now: end the workers, unlink the shared memory."""
+    """Leave now: end the workers, unlink the shared memory. `is_welcome_again`: another agent of the node is not only
+    allowed, it is waited for."""
 
     reason: str
+    is_welcome_again: bool = False
 
 
 class Beat(_Message, frozen=True):

@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if args.job and leave.is_alone:
         print(_part_from_job(args, run, config["cluster"]["slurm"]["max_requeues"], is_termed), flush=True)
     # A job's script starts an agent again unless it ends with 0. Not waiting for a thread that still copies weights.
-    os._exit(1 if leave.is_failure or (args.job and not run.ended.exists()) else 0)
+    os._exit(1 if leave.comes_again else 0)
 
 
 if __name__ == "__main__":

@@ -38,11 +38,14 @@ _MOVER_PERIOD_S = 1.0
 
 class Leave(Exception):
     """The node's life is over; `is_failure` says whether the controller must hear why, `is_alone` that there is none
-    to hear it."""
+    to hear it, `comes_again` that another agent of the node should take its place."""
 
-    def __init__(self, reason: str, *, is_failure: bool, is_alone: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_failure: bool, is_alone: bool = False, comes_again: bool | None = None
+    ) -> None:
         super().__init__(reason)
         self.is_failure, self.is_alone = is_failure, is_alone
+        self.comes_again = is_failure if comes_again is None else comes_again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +201,8 @@ class Node:
                 self._channel.send(wire.VersionSealed(version=version))
             case wire.Beat():
                 pass
-            case wire.Quit(reason=reason):
-                raise Leave(f"the controller said: {reason}", is_failure=False)
+            case wire.Quit():
+                raise Leave(f"the controller said: {body.reason}", is_failure=False, comes_again=body.is_welcome_again)
             case _:
                 self._workers.send(body)
 

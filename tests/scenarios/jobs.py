@@ -25,9 +25,6 @@ class JobRun(Run):
         self.cluster = cluster
         super().__init__(path, *JOB, *overrides)
 
-    def _told(self) -> dict[str, str]:
-        return self.cluster.env
-
     @property
     def attempt(self) -> int:
         return max(self.folder.attempts(), default=1)
