@@ -18,11 +18,12 @@ class Cluster(Protocol):
     """The two functions in which `local` and `slurm` differ: hold nodes, start agents.
 
     `host`: the address of this process's node, for the others to connect to; `agents_come`: agents are started by
-    somebody else, and come by themselves.
+    somebody else, and come by themselves; `returns_times`: how often nodes that were taken from the run are given back.
     """
 
     host: str
     agents_come: bool
+    returns_times: int
 
     def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
         """The first agent of each node, by node; nothing of those that come by themselves once they know of

@@ -137,6 +137,10 @@ class Controller:
             self.reserve.give_back()
         if self._comes_again and status == "cancelled":
             status = "requeued"
+        if status == "requeued" and self.cluster.returns_times < 1:
+            most = self.config.cluster.slurm.max_requeues
+            status = "failed"
+            reason = f"timed out: {reason}, and its job was requeued {most} times (cluster.slurm.max_requeues)"
         if trace:
             say(f"{trace}{reason}")
         return status, reason

@@ -23,6 +23,7 @@ from typing import NoReturn
 from pipeline.compose import Tree, read_tree
 from pipeline.processes import SHIELD, die_with_parent, python_command, python_environment
 from pipeline.run_folder import RunFolder, read_json
+from slurm.allocator import devices_here
 from slurm.guardian import Guardian, TemporaryFolder
 from slurm.names import contact, life_name, temporary_prefix
 
@@ -154,6 +155,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         host=args.host,
         patience_s=args.patience,
         job=args.job,
+        devices=devices_here(os.environ),
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],
     )

@@ -26,12 +26,15 @@ class JobCluster:
     run: RunFolder
     life: str
     host: str
+    returns_times: int
+    """How often the job may still be requeued."""
     agents_come = True
 
     @classmethod
-    def here(cls, run: RunFolder) -> "JobCluster":
-        life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        return cls(run, life, socket.gethostbyname(socket.gethostname()))
+    def here(cls, run: RunFolder, max_requeues: int) -> "JobCluster":
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        life = f"{os.environ['SLURM_JOB_ID']}.{restarts}"
+        return cls(run, life, socket.gethostbyname(socket.gethostname()), max_requeues - restarts)
 
     def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
         write_json(contact(self.run, self.life), {"attempt": attempt, "endpoint": endpoint})

@@ -18,6 +18,7 @@ from pipeline.compose import read_tree
 from pipeline.core.errors import RunError
 from pipeline.processes import STOPPING, dying_with, python_command, python_environment
 from pipeline.run_folder import RunFolder
+from slurm.allocator import VISIBLE, devices_here
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -87,6 +88,7 @@ class LocalCluster:
 
     host = "127.0.0.1"
     agents_come = False
+    returns_times = 0
 
     def __init__(self, run: RunFolder, config: "Config | None" = None) -> None:
         """Without `config` the run's own is read, as it is: it was validated at submit, and loading the schema takes
@@ -111,12 +113,16 @@ class LocalCluster:
             os.close(old.witness)
             del self._agents[node]
         log = self._run.process_log(attempt, node, "agent")
+        environment = python_environment()
+        if (devices := devices_here(environment)) is not None:  # each node has GPUs of its own
+            first = self.nodes.index(node) * self._num_slots
+            environment[VISIBLE] = ",".join(devices[first : first + self._num_slots])
         witness, its = os.pipe()
         try:
             with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
                 process = subprocess.Popen(
                     self.agent_command(node, attempt, endpoint, its),
-                    env=python_environment(),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -26,6 +26,7 @@ from pipeline.gps.store import Store, confine, janitor
 from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
+from slurm.allocator import Allocator
 from slurm.guardian import sweep
 from slurm.names import user_prefix
 from slurm.workers import Workers
@@ -52,7 +53,7 @@ class Leave(Exception):
 class Place:
     """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
     also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address; `job`:
-    which life of which Slurm job, "" on a local run."""
+    which life of which Slurm job, "" on a local run; `devices`: what its environment says that it may use."""
 
     run: RunFolder
     node: str
@@ -63,6 +64,7 @@ class Place:
     endpoint: str
     host: str
     job: str
+    devices: list[str] | None
     patience_s: float
     heartbeat_s: float
     engine_s: float
@@ -82,6 +84,7 @@ class Node:
             on_message=self._channel.send,
             on_exit=self._on_exit,
         )
+        self._allocator = Allocator(place.num_slots, place.devices)
         self._mover_at = 0.0
         self._has_mover = False
         self._for_mover: list[wire.Move | wire.KillWorker] = []
@@ -207,6 +210,7 @@ class Node:
                 self._workers.send(body)
 
     def _on_exit(self, worker: str, reason: str) -> None:
+        self._allocator.release(worker)
         self._channel.send(wire.WorkerExited(worker=worker, reason=reason))
         if worker == wire.MOVER:
             self._has_mover = False
@@ -235,8 +239,9 @@ class Node:
 
     async def _start_worker(self, start: wire.StartWorker) -> None:
         place = self._place
+        env = self._allocator.bind(start.worker, start.slots)
         order = wire.WorkerOrder(
-            start=start, run=str(place.run.path), node=place.node, attempt=place.attempt, gps=self._gps
+            start=start, run=str(place.run.path), node=place.node, attempt=place.attempt, gps=self._gps, env=env
         )
         await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
 

@@ -160,6 +160,7 @@ class Zygote:
             os.dup2(log, 2)
             os.close(log)
             confine(f"{fork.order.gps}-")
+            os.environ.update(fork.order.env)
             resolve(fork.order.start.main)(socket.socket(fileno=fd), fork.order)
             code = 0
         except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.begin import Cluster, begin
-from pipeline.compose import read_tree
+from pipeline.compose import Tree, read_tree
 from pipeline.disk import explain_full, is_full_error
 from pipeline.processes import STOPPING, say
 from pipeline.run_folder import RunFolder
@@ -49,11 +49,11 @@ def control_job(path: str) -> int:
     return run_controller(path)
 
 
-def _cluster(run: RunFolder, kind: str) -> Cluster:
-    if kind == "slurm":
+def _cluster(run: RunFolder, tree: Tree) -> Cluster:
+    if tree["cluster"]["kind"] == "slurm":
         from slurm.job import JobCluster
 
-        return JobCluster.here(run)
+        return JobCluster.here(run, tree["cluster"]["slurm"]["max_requeues"])
     from slurm.local import LocalCluster
 
     return LocalCluster(run)
@@ -61,7 +61,7 @@ def _cluster(run: RunFolder, kind: str) -> Cluster:
 
 async def _control(run: RunFolder, early: Sequence[int]) -> int:
     tree = read_tree(run.config)
-    cluster = _cluster(run, tree["cluster"]["kind"])
+    cluster = _cluster(run, tree)
     begun = begin(run, run.begin_attempt(), cluster, tree["limits"]["restarts"])
 
     from pipeline.config import load_resolved

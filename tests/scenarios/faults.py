@@ -39,6 +39,8 @@ SETTINGS = (
 class Run:
     """A run that goes on, by its folder. Attempts are counted by the caller's resumes."""
 
+    left_s = LEFT_S
+
     def __init__(
         self, path: Path, *overrides: str, config: str = "configs/emulated.yaml", under: Sequence[str] = ()
     ) -> None:
@@ -57,11 +59,15 @@ class Run:
     def resume(self) -> None:
         self._begin("resume", str(self.path))
 
+    @property
+    def attempt(self) -> int:
+        return self._num_attempts + 1
+
     # --- the journal -----------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
         """Of the attempt that was begun last, as far as they are written."""
-        path = self.folder.journal(self._num_attempts + 1)
+        path = self.folder.journal(self.attempt)
         if path.exists():
             with open(path, "rb") as file:
                 file.seek(self._at)
@@ -96,7 +102,7 @@ class Run:
         """Of the controller, or of the process whose log is `<name>.log`: local-0-rollout-0, local-0-agent, queue."""
         if name == "controller":
             return int(read_json(self.folder.status)["pid"])
-        log = self.folder.logs(self._num_attempts + 1) / f"{name}.log"
+        log = self.folder.logs(self.attempt) / f"{name}.log"
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             if pid := pid_by_log(self.path, log):
@@ -123,8 +129,8 @@ class Run:
     # --- afterwards ------------------------------------------------------------------------------------------------
 
     def left(self) -> list[str]:
-        """What is there `LEFT_S` after the run's end: its processes, shared memory, temporary files, port files."""
-        deadline = time.monotonic() + LEFT_S
+        """What is there `left_s` after the run's end: its processes, shared memory, temporary files, port files."""
+        deadline = time.monotonic() + self.left_s
         while found := self._left():
             if time.monotonic() > deadline:
                 return found

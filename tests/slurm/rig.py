@@ -66,7 +66,7 @@ def start_order(
     worker: str, role: str = "rollout", main: str = "stages.worker:main", version: int = 0, **options: Any
 ) -> wire.StartWorker:
     return wire.StartWorker(
-        worker=worker, role=role, index=0, life=0, slots=[0], version=version, main=main, options=options
+        worker=worker, role=role, index=0, life=0, slots=[], version=version, main=main, options=options
     )
 
 

@@ -1,0 +1,133 @@
+"""What befalls a run in a job of a real Slurm: `python benchmarks/faults_slurm.py [--kinds nodes]`.
+
+A Slurm of its own on this machine (four nodes of four fake GPUs), emulated engines, two nodes and two ranks per run,
+`limits.heartbeat_s` 2, several faults per job, each injected for real. Afterwards the run is cancelled. Keys:
+
+  faults                          how many there were
+  lost, doubled, too_old          what the queue had acknowledged and is missing or changed at the end; what is twice;
+                                  segments of versions beyond the bound of staleness (1)
+  left                            processes, shared memory, temporary and port files 30 s after the end of a run
+  detected_s/<fault>              until it was noticed; where the job was requeued, until the next attempt began
+  back_s/<fault>                  from then until work went on
+  loss_s/max                      longest time until a lost node was known
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness import Must, main, parser
+
+from tests.cluster import SlurmCluster
+from tests.scenarios import jobs
+from tests.scenarios.deaths import Death, node, queue, worker
+from tests.scenarios.faults import SETTINGS, account
+from tests.scenarios.jobs import JobRun, lost_node, requeued, unnoticed
+from tests.scenarios.runs import pivot, rows
+
+NOTHING = Must(at_most=0)
+MUST = {
+    **dict.fromkeys(("lost", "doubled", "too_old", "left"), NOTHING),
+    "faults": Must(at_least=18),
+    "loss_s/max": Must(at_most=5),
+}
+LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
+HEARTBEAT_S = 2.0
+
+KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
+    "processes": (
+        (),
+        [
+            *((worker("train-1"), "train"), (worker("rollout-0"), "rollout"), (worker("reward-0"), "reward")),
+            *((node("zygote"), "reward"), (node("agent"), "train"), (queue(), "rollout"), (jobs.stopped_agent, "")),
+        ],
+    ),
+    "job": (
+        (),
+        [
+            (requeued("controller killed", jobs.kill_controller), ""),
+            (requeued("scontrol requeue", jobs.requeue), ""),
+            (requeued("USR2", jobs.warn), ""),
+        ],
+    ),
+    "preemption": (
+        ("cluster.slurm.partition=low", "cluster.nodes=2", "cluster.slurm.grace_s=3"),
+        [(requeued("preempted, user signal", jobs.preempt), "")],
+    ),
+    "slurm": (
+        (),
+        [
+            (unnoticed("slurmctld killed, back after 4 s", jobs.restart_slurmctld), ""),
+            (unnoticed("slurmd killed, back after 4 s", jobs.restart_slurmd), ""),
+        ],
+    ),
+    "nodes": (
+        (),
+        [
+            (lost_node("node set DOWN", jobs.down, jobs.up), ""),
+            (lost_node("node crashes", jobs.crash_node, jobs.restart_node), ""),
+            (requeued("batch host crashes", jobs.crash), ""),
+            (requeued("batch host dies bit by bit", jobs.half_crash), ""),
+            (requeued("batch host crashes, back after 8 s", jobs.crash_for_8_s), ""),
+        ],
+    ),
+}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    raw: dict[str, Any] = {"runs": []}
+    for kind in args.kinds:
+        folder = Path(tempfile.mkdtemp(prefix="pivot-slurm-"))
+        try:
+            signal = {"user_signal": True} if kind == "preemption" else {}
+            with SlurmCluster(folder / "c", nodes=4, gpus=4, grace_s=3, kill_wait_s=2, **signal) as cluster:
+                os.environ.update(cluster.env)
+                raw["runs"].append({"kind": kind, **suffer(folder / "a run", cluster, kind)})
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return raw
+
+
+def suffer(path: Path, cluster: SlurmCluster, kind: str) -> dict[str, Any]:
+    overrides, deaths = KINDS[kind]
+    run = JobRun(path, cluster, *SETTINGS, *LONG, *overrides)
+    felt, after = [], 0.0
+    try:
+        for death, moment in deaths:
+            felt.append(death(run, moment, after))
+            one = felt[-1]
+            print(f"{one.death:36} {one.detected_s:8.2f} {one.back_s:8.2f}", file=sys.stderr, flush=True)
+            after = time.time()
+        run.until("a step is complete", lambda event: event["event"] == "StepRecorded", after)
+        cancelled = pivot("cancel", str(path))
+        assert cancelled.code == 0 and run.end() == 130, (cancelled.out, run.out)
+    finally:
+        run.process.kill()
+        run.process.wait()
+    found = account(path, int(rows(path)[-1]["step"]), 16, staleness=1)
+    return {"felt": [asdict(one) for one in felt], **asdict(found), "left": run.left(), "attempts": run.attempt}
+
+
+def figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    felt = [one for run in raw["runs"] for one in run["felt"]]
+    found: dict[str, float | None] = {"faults": float(len(felt))}
+    for what in ("lost", "doubled", "too_old", "left"):
+        found[what] = float(sum(len(run[what]) for run in raw["runs"]))
+    for one in felt:
+        found[f"detected_s/{one['death']}"] = one["detected_s"]
+        found[f"back_s/{one['death']}"] = one["back_s"]
+    losses = [one["detected_s"] for one in felt if one["death"].startswith("node ") or "agent" in one["death"]]
+    found["loss_s/max"] = max(losses, default=None)
+    return found
+
+
+if __name__ == "__main__":
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    sys.exit(main("faults_slurm", arguments.parse_args(), measure, figures, MUST))

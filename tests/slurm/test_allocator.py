@@ -1,0 +1,63 @@
+"""Slots are given to one worker at a time, and a worker sees its own devices."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from slurm.allocator import VISIBLE, Allocator, SlotsTaken, devices_here
+
+
+@pytest.mark.parametrize(
+    ("devices", "slots", "seen"),
+    [
+        (None, (0, 2), {}),
+        (["0", "1", "2", "3"], (0, 2), {VISIBLE: "0,2"}),
+        (["4", "5", "6", "7"], (1,), {VISIBLE: "5"}),
+        (["GPU-8a1f", "GPU-77b0"], (1,), {VISIBLE: "GPU-77b0"}),
+        (["0", "1"], (), {}),
+    ],
+)
+def test_a_worker_sees_its_own_devices_and_no_others(
+    devices: list[str] | None, slots: tuple[int, ...], seen: dict
+) -> None:
+    assert Allocator(4, devices).bind("rollout-0", slots) == seen
+
+
+def test_a_slot_has_one_worker_until_that_is_dead() -> None:
+    node = Allocator(3)
+    node.bind("rollout-0", (0, 1))
+    with pytest.raises(SlotsTaken, match="train-0 wants slot 1: rollout-0"):
+        node.bind("train-0", (1,))
+    with pytest.raises(SlotsTaken, match="rollout-0 is bound already"):
+        node.bind("rollout-0", (2,))
+    with pytest.raises(SlotsTaken, match="wants slot 3: there are 3"):
+        node.bind("train-0", (2, 3))
+    assert node.bindings == {"rollout-0": (0, 1)}, "what was refused has taken nothing"
+    node.release("rollout-0")
+    node.release("rollout-0")
+    node.bind("train-0", (1, 2))
+
+
+def test_whatever_is_bound_and_released_no_slot_is_ever_held_twice() -> None:
+    rng, node = random.Random(0), Allocator(8, [*map(str, range(8))])
+    for n in range(2_000):
+        if node.bindings and rng.random() < 0.5:
+            node.release(rng.choice(list(node.bindings)))
+        wanted = rng.sample(range(8), rng.randint(1, 3))
+        held = {slot for slots in node.bindings.values() for slot in slots}
+        try:
+            seen = node.bind(f"w{n}", wanted)[VISIBLE]
+        except SlotsTaken:
+            assert held & set(wanted)
+        else:
+            assert not held & set(wanted) and seen == ",".join(map(str, wanted))
+
+
+def test_the_devices_of_a_host_are_those_it_is_told_or_those_it_has(tmp_path: Path) -> None:
+    assert devices_here({}, tmp_path) is None
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert devices_here({}, tmp_path) == ["2", "10"]
+    assert devices_here({VISIBLE: "GPU-8a1f, GPU-77b0"}, tmp_path) == ["GPU-8a1f", "GPU-77b0"]
+    assert devices_here({VISIBLE: ""}, tmp_path) == []
