@@ -74,8 +74,8 @@ def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
     asked, cluster = config.cluster.slurm, config.cluster
     try:
         executor = JobExecutor(run.jobs, python=_inside(asked.container, shlex.quote(sys.executable)))
-    except RuntimeError as error:
-        raise ConfigError(f"cluster.kind is slurm, but {error}".rstrip("?")) from None
+    except RuntimeError:
+        raise ConfigError("cluster.kind is slurm, but there is no Slurm here (no srun on the PATH)") from None
     options = {
         name: value
         for name, value in {

@@ -1,5 +1,6 @@
 """`submit`: check, make the run's folder, start the controller, stay with it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,7 +54,14 @@ def submit(
     except BaseException:  # such as a full disk: this is no run yet
         shutil.rmtree(run.path, ignore_errors=True)
         raise
-    return start(run, config, wait)
+    try:
+        return start(run, config, wait)
+    except ConfigError:  # Slurm took no job
+        if not run.job.exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                run.path.parent.rmdir()  # if it was made for this run
+        raise
 
 
 def start(run: RunFolder, config: Config, wait: bool | None) -> int:

@@ -50,7 +50,7 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         (["submit", "trainer.lr=1"], "no configuration file was named"),
         (["submit", "configs/emulated.yaml", "=1"], "no override"),
         (["submit", "configs/emulated.yaml", "--name", "a/b"], "run.name"),
-        (["submit", "configs/emulated.yaml", "--cluster", "slurm"], "slurm is not available in this version"),
+        (["submit", "configs/emulated.yaml", "--cluster", "slurm"], "Slurm"),
         (["validate", "configs/emulated.yaml", "trainer.learning_rat=1e-5"], "did you mean trainer.lr?"),
         (["validate", "configs/emulated.yaml", "model.policy.path=gone"], "model.policy.path: no such folder"),
         (["dag", "gone.yaml"], "no such configuration file"),
