@@ -145,7 +145,8 @@ def _raw(path: Path, num_bytes: int, repeats: int = 2) -> float:
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
     copies, tally = raw["copies"], raw["publishing"]
-    moved, plain = copies["moved_s"][1:], copies["raw_s"][1:]  # the first makes the pair and touches the memory
+    # The first makes the pair and touches the memory.
+    moved, plain = copies["moved_s"][1:] or copies["moved_s"], copies["raw_s"][1:] or copies["raw_s"]
     of = {
         name: copies["num_bytes"] / 1e9 / percentile(times, 0.5) for name, times in (("moved", moved), ("raw", plain))
     }

@@ -41,6 +41,8 @@ class Copies:
     def __init__(self, folder: Path, attempt: int, limit_s: float) -> None:
         self._folder, self._attempt, self._limit_s = folder, attempt, limit_s
         self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._given_up: dict[tuple[int, str], float | None] = {}
+        """Copy and end, of ends that were left alone and have not said that they know; since when somebody looks."""
 
     def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire.Move]:
         """What to say to which node. `lives`: the identities of the agents of source and node. Nobody waits any more
@@ -72,8 +74,21 @@ class Copies:
         """Source and node of the copy that is on its way to the node; nothing if there is none."""
         return next(((p.source, p.node) for p in self._pairs.values() if p.node == node and p.is_moving), ())
 
+    def overdue(self, now: float, after_s: float) -> list[str]:
+        """Nodes whose mover has gone on for so long with a copy that is over: it may wait for one that is gone, and
+        holds a slot. Once each; such a mover is to be killed."""
+        found = []
+        for (number, node), since in list(self._given_up.items()):
+            if since is None:
+                self._given_up[number, node] = now
+            elif now - since > after_s:
+                del self._given_up[number, node]
+                found.append(node)
+        return found
+
     def moved(self, node: str, number: int) -> list[ev.Event]:
         """The node's mover is through with it. What an older copy's says is ignored, here and below."""
+        self._given_up.pop((number, node), None)
         pair = self._numbered(number)
         if pair is None:
             return []
@@ -81,18 +96,24 @@ class Copies:
         return [ev.VersionCopied(number=number, node=node)] if node == pair.node else []
 
     def move_failed(self, node: str, number: int, reason: str) -> list[ev.Event]:
+        self._given_up.pop((number, node), None)
         pair = self._numbered(number)
-        return [] if pair is None else self._fail([pair], f"the mover of {node}: {reason}")
+        return [] if pair is None else self._fail([pair], f"the mover of {node}: {reason}", node)
 
     def mover_ended(self, node: str, reason: str) -> list[ev.Event]:
-        return self._fail(self._of(node), f"the mover of {node} ended: {reason}")
+        self._forget(node)
+        return self._fail(self._of(node), f"the mover of {node} ended: {reason}", node)
 
     def node_lost(self, node: str, reason: str) -> list[ev.Event]:
         """Copies from it have failed; of those to it nobody waits any more."""
+        self._forget(node)
         pairs = self._of(node)
         for pair in pairs:
             pair.unheard.discard(node)
-        return self._fail(pairs, f"{node} is lost: {reason}")
+        return self._fail(pairs, f"{node} is lost: {reason}", node)
+
+    def _forget(self, node: str) -> None:
+        self._given_up = {key: since for key, since in self._given_up.items() if key[1] != node}
 
     def _numbered(self, number: int) -> _Pair | None:
         return next((pair for pair in self._pairs.values() if pair.number == number), None)
@@ -100,11 +121,13 @@ class Copies:
     def _of(self, node: str) -> list[_Pair]:
         return [pair for pair in self._pairs.values() if node in (pair.source, pair.node)]
 
-    def _fail(self, pairs: list[_Pair], reason: str) -> list[ev.Event]:
+    def _fail(self, pairs: list[_Pair], reason: str, heard: str) -> list[ev.Event]:
+        """`heard`: the end that is known to be through with it."""
         for pair in pairs:
-            self._drop(pair)
+            self._drop(pair, heard)
         return [ev.CopyFailed(number=p.number, node=p.node, reason=reason) for p in pairs if p.is_moving]
 
-    def _drop(self, pair: _Pair) -> None:
+    def _drop(self, pair: _Pair, heard: str = "") -> None:
         del self._pairs[pair.source, pair.node]
+        self._given_up.update({(pair.number, end): None for end in pair.unheard if end != heard})
         pair.rendezvous.unlink(missing_ok=True)

@@ -155,6 +155,10 @@ class Nodes:
                     self._lose(life, f"its agent was silent for {now - life.heard:.1f} s (limits.{name})")
                 elif life.peer and not life.reason:
                     await self.send(life.peer, wire.Beat())
+            for node in self.copies.overdue(now, self.config.limits.heartbeat_s):
+                if node in self.shell.nodes:
+                    kill = wire.KillWorker(worker=wire.MOVER, reason="it goes on with a copy that is over")
+                    await self.send(self.shell.nodes[node].peer, kill)
             await asyncio.sleep(self._beat_s)
 
     async def send(self, peer: bytes, body: wire.ToAgent) -> None:

@@ -99,6 +99,7 @@ def _part_from_job(args: argparse.Namespace, run: RunFolder, max_requeues: int, 
     """The controller is gone."""
     from slurm.watchdog import leave_on_term, requeue
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the job, which is about to come
     return leave_on_term(run, args.job) if is_termed else requeue(run, args.job, max_requeues)
 
 

@@ -14,6 +14,7 @@ from slurm.names import requeue_marker, script_beat
 _ALIVE_S = 3.0
 """A controller that lives has written its status within this time."""
 _SCRIPT_ALIVE_S = 5.0
+_EXCLUDE_S, _EXCLUDE_POLL_S = 5.0, 0.1
 
 
 def requeue(run: RunFolder, life: str, max_requeues: int, clients: Clients | None = None) -> str:
@@ -36,11 +37,11 @@ def requeue(run: RunFolder, life: str, max_requeues: int, clients: Clients | Non
         return reason
     clients = clients or Clients()
     try:
-        _exclude_batch_host(job, clients)
+        host = _batch_host(job, clients)
         clients.requeue(job)
     except SlurmError as error:
         return f"the job could not be requeued: {error}"
-    return f"job {job} is requeued"
+    return f"job {job} is requeued; {_exclude(job, host, clients)}"
 
 
 def leave_on_term(run: RunFolder, life: str, clients: Clients | None = None) -> str:
@@ -48,11 +49,11 @@ def leave_on_term(run: RunFolder, life: str, clients: Clients | None = None) -> 
     must be elsewhere; says what it did."""
     if age_s(run, script_beat(run, life)) < _SCRIPT_ALIVE_S:
         return "the job's script lives"
+    job, clients = life.partition(".")[0], clients or Clients(timeout_s=5.0, tries=1)
     try:
-        _exclude_batch_host(life.partition(".")[0], clients or Clients(timeout_s=5.0, tries=1))
+        return _exclude(job, _batch_host(job, clients), clients)
     except SlurmError as error:
-        return f"the batch host could not be excluded: {error}"
-    return "the batch host is excluded from the job's next start"
+        return f"its batch host is not known: {error}"
 
 
 def age_s(run: RunFolder, path: Path) -> float:
@@ -68,8 +69,22 @@ def age_s(run: RunFolder, path: Path) -> float:
         now.unlink(missing_ok=True)
 
 
-def _exclude_batch_host(job: str, clients: Clients) -> None:
-    """One that crashed still has the old script when it returns: a job that starts there again is held."""
+def _batch_host(job: str, clients: Clients) -> str:
     found = clients.jobs().get(job)
-    if found is not None and found.batch_host:
-        clients.update_job(job, ExcNodeList=found.batch_host)
+    return found.batch_host if found is not None else ""
+
+
+def _exclude(job: str, host: str, clients: Clients) -> str:
+    """A batch host that crashed still has the old script when it returns: a job that starts there again is held. Slurm
+    takes this only of a job that does not run any more, which may be a moment away; says what became of it."""
+    deadline = time.monotonic() + _EXCLUDE_S
+    while host:
+        try:
+            clients.update_job(job, ExcNodeList=host)
+        except SlurmError as error:
+            if time.monotonic() > deadline:
+                return f"{host} could not be excluded from its next start: {error}"
+            time.sleep(_EXCLUDE_POLL_S)
+        else:
+            return f"{host} is excluded from its next start"
+    return "its batch host is not known"

@@ -140,3 +140,20 @@ def test_the_ends_of_a_copy_are_known_while_it_is_on_its_way(copies: Told) -> No
     assert copies.ends("b") == ("a", "b") and copies.ends("c") == ("b", "c") and copies.ends("a") == ()
     assert copies.moved("b", 1)
     assert copies.ends("b") == ()
+
+
+def test_a_mover_that_goes_on_with_a_copy_that_is_over_is_found_once(copies: Told) -> None:
+    copies.start(1)
+    assert copies.node_lost("b", "silent") == [] and copies.overdue(0.0, 2.0) == []
+    assert copies.overdue(1.9, 2.0) == [] and copies.overdue(2.1, 2.0) == ["a"] and copies.overdue(9.0, 2.0) == []
+
+
+def test_a_mover_that_says_so_or_ends_is_not_looked_for(copies: Told) -> None:
+    copies.start(1)
+    copies.node_lost("b", "silent")
+    copies.move_failed("a", 1, "closed by peer")
+    copies.start(2)
+    assert copies.mover_ended("b", "killed")
+    copies.mover_ended("a", "killed")
+    copies.overdue(0.0, 2.0)
+    assert copies.overdue(9.0, 2.0) == []

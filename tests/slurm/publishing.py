@@ -5,6 +5,7 @@
 What is copied and sealed where is decided by the core's own `Memories`; agents, movers and copies are real.
 """
 
+import asyncio
 import json
 import os
 import select
@@ -26,7 +27,7 @@ from pipeline.core import events as ev
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.core.memories import Memories
 from pipeline.core.versions import Versions
-from pipeline.gps.store import Reader, Store
+from pipeline.gps.store import Reader, Store, Writer
 from pipeline.processes import python_command, python_environment
 from tests.gps.stress import Seen, tensors
 from tests.slurm.watch import Watch
@@ -34,6 +35,7 @@ from tests.slurm.watch import Watch
 TENSORS = 4
 _PAUSE_S = 0.002  # of a reader: two cores are to be shared with those that are watched
 _TRIALS = 256
+_SLOT_S = 30.0
 
 
 def make_model(folder: Path, nbytes: int) -> str:
@@ -82,10 +84,13 @@ class Watcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
+        assert self._process.stdout is not None
+        self.is_there = self._process.stdout.readline() == b"ready\n"
 
     def end(self) -> Seen:
         out, _ = self._process.communicate()
+        if not self.is_there:  # its node was killed before it could look
+            return Seen()
         assert self._process.returncode == 0, f"a reader ended with {self._process.returncode}"
         return Seen(**json.loads(out))
 
@@ -146,7 +151,8 @@ class Publishing:
         node = next(node for node in self._memories.warm() if node in self.watch.shell.nodes)
         self._trial += 1
         try:
-            with Store.attach(f"{self.watch.gps(node)}-policy").write(version, 5.0) as writer:
+            store = Store.attach(f"{self.watch.gps(node)}-policy")
+            with self._slot(store, version) as writer:
                 for words in tensors(writer):
                     words[:] = version * _TRIALS + self._trial
         except WeightsUnavailable:  # it has been killed
@@ -155,6 +161,17 @@ class Publishing:
         self._versions.write(version)
         self._memories.write(node, version)
         self._go_on()
+
+    def _slot(self, store: Store, version: int) -> Writer:
+        """A mover may hold it, for a copy to a node that was killed: until it notices, or is killed itself."""
+        deadline = time.monotonic() + _SLOT_S
+        while True:
+            try:
+                return store.write(version, 0.1)
+            except WeightsUnavailable as error:
+                if time.monotonic() > deadline or "was held by" not in str(error):
+                    raise
+                self.watch.do(asyncio.sleep(0.1))
 
     def _take_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -49,7 +49,9 @@ def ask(run: RunFolder, life: str = "17.0", asked: Any = None, most: int = 3) ->
 
 
 def test_one_of_the_agents_has_the_job_start_elsewhere(run: RunFolder) -> None:
-    assert ask(run) == ("job 17 is requeued", [("17", "ExcNodeList=n1"), ("requeue", "17")])
+    said, done = ask(run)
+    assert said == "job 17 is requeued; n1 is excluded from its next start"
+    assert done == [("requeue", "17"), ("17", "ExcNodeList=n1")], "Slurm refuses that for a job that runs"
     assert ask(run) == ("another agent has the job requeued", [])
     assert ask(run, "17.1")[1], "the next life of the job is another matter"
 

@@ -101,7 +101,9 @@ class Watch:
         self.do(start())
 
     def send(self, node: str, body: wire.ToAgent) -> None:
-        self.do(self.nodes.send(self.shell.nodes[node].peer, body))
+        """As the shell does: nothing is said to a node that is lost."""
+        if node in self.shell.nodes:
+            self.do(self.nodes.send(self.shell.nodes[node].peer, body))
 
     def begin(self, copy: de.CopyVersion) -> dict[str, wire.Move]:
         """What the shell then says to which node."""
