@@ -160,10 +160,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],
     )
-    leave, is_termed = asyncio.run(live(place, process, control))
+    leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)
     if args.job and leave.is_alone:
-        print(_part_from_job(args, run, config["cluster"]["slurm"]["max_requeues"], is_termed), flush=True)
+        print(_part_from_job(args, run, config["cluster"]["slurm"]["max_requeues"], leave.is_termed), flush=True)
     # A job's script starts an agent again unless it ends with 0. Not waiting for a thread that still copies weights.
     os._exit(1 if leave.comes_again else 0)
 

@@ -76,19 +76,10 @@ def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
         executor = JobExecutor(run.jobs, python=_inside(asked.container, shlex.quote(sys.executable)))
     except RuntimeError:
         raise ConfigError("cluster.kind is slurm, but there is no Slurm here (no srun on the PATH)") from None
-    options = {
-        name: value
-        for name, value in {
-            "partition": asked.partition,
-            "account": asked.account,
-            "qos": asked.qos,
-            "time": asked.time,
-            "constraint": asked.constraint,
-            "exclude": asked.exclude,
-            "gres": f"{asked.gres}:{cluster.slots_per_node}" if asked.gres else "",
-        }.items()
-        if value
-    }
+    names = ("partition", "account", "qos", "time", "constraint", "exclude")
+    options = {name: value for name in names if (value := getattr(asked, name))}
+    if asked.gres:
+        options["gres"] = f"{asked.gres}:{cluster.slots_per_node}"
     least, most = cluster.min_nodes or cluster.nodes, cluster.nodes
     executor.update_parameters(
         job_name=_job_name(run),

@@ -32,20 +32,27 @@ from slurm.names import user_prefix
 from slurm.workers import Workers
 
 _COPY_END_S = 10.0
-PATIENCE_ON_TERM_S = 2.5
+_PATIENCE_ON_TERM_S = 2.5
 _MOVER_PERIOD_S = 1.0
 """A mover that ends at once is not forked again sooner."""
 
 
 class Leave(Exception):
     """The node's life is over; `is_failure` says whether the controller must hear why, `is_alone` that there is none
-    to hear it, `comes_again` that another agent of the node should take its place."""
+    to hear it (`is_termed`: and that TERM came before), `comes_again` that another agent of the node should take its
+    place."""
 
     def __init__(
-        self, reason: str, *, is_failure: bool, is_alone: bool = False, comes_again: bool | None = None
+        self,
+        reason: str,
+        *,
+        is_failure: bool,
+        is_alone: bool = False,
+        is_termed: bool = False,
+        comes_again: bool | None = None,
     ) -> None:
         super().__init__(reason)
-        self.is_failure, self.is_alone = is_failure, is_alone
+        self.is_failure, self.is_alone, self.is_termed = is_failure, is_alone, is_termed
         self.comes_again = is_failure if comes_again is None else comes_again
 
 
@@ -91,7 +98,7 @@ class Node:
         self._reviving: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self._patience_s = place.patience_s
-        self.is_termed = False
+        self._is_termed = False
         self._stores: list[Store] = []
         self._copying: asyncio.Future[float] | None = None
         self._welcome: asyncio.Future[wire.Welcome] = asyncio.get_running_loop().create_future()
@@ -127,8 +134,8 @@ class Node:
         if not self._place.job:
             asked.cancel()
         else:
-            self._patience_s = min(self._patience_s, PATIENCE_ON_TERM_S)
-            self.is_termed = True
+            self._patience_s = min(self._patience_s, _PATIENCE_ON_TERM_S)
+            self._is_termed = True
 
     async def _clean_up(self, leave: Leave) -> None:
         if leave.is_failure:
@@ -169,7 +176,8 @@ class Node:
         while (silent := time.monotonic() - self._heard) < self._patience_s:
             self._channel.send(wire.Beat())
             await asyncio.sleep(min(beat_period_s(self._place.heartbeat_s), self._patience_s - silent))
-        raise Leave(f"the controller was silent for {silent:.1f} s", is_failure=True, is_alone=True)
+        reason = f"the controller was silent for {silent:.1f} s"
+        raise Leave(reason, is_failure=True, is_alone=True, is_termed=self._is_termed)
 
     async def _watch_zygote(self) -> NoReturn:
         raise Leave(await self._workers.serve(), is_failure=True)
@@ -246,8 +254,6 @@ class Node:
         await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
 
 
-async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> tuple[Leave, bool]:
-    """Why it ended, and whether it was told TERM before."""
+async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> Leave:
     confine(f"{place.name}-")
-    node = Node(place, process, control)
-    return await node.live(), node.is_termed
+    return await Node(place, process, control).live()

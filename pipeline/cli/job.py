@@ -33,15 +33,20 @@ class JobProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and (end := read_json(self._run.ended)) is not None:
-            self.returncode = EXIT_CODES.get(end["status"], 1)
+        if self.returncode is None:
+            self.returncode = self._said()
         if self.returncode is None:
             seen = self._watcher.look(self._job)
             if seen.is_gone or (seen.job is not None and seen.job.is_ended):
                 time.sleep(_POLL_S)  # its last words may be on their way through the file system
-                end = read_json(self._run.ended)
-                self.returncode = EXIT_CODES.get(end["status"], 1) if end else 1
+                code = self._said()
+                self.returncode = 1 if code is None else code
         return self.returncode
+
+    def _said(self) -> int | None:
+        """The exit code for what the marker of the run's end says, once it is there."""
+        end = read_json(self._run.ended)
+        return None if end is None else EXIT_CODES.get(end["status"], 1)
 
     def wait(self, timeout: float) -> int:
         """Raises subprocess.TimeoutExpired, as a process does."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,11 +77,18 @@ def look(reader: Reader, seen: Seen) -> None:
 
 
 def read(name: str, count: int) -> Seen:
-    store, seen, last = Store.attach(name), Seen(), -1
-    while seen.reads < count:
+    return read_while(Store.attach(name), lambda seen: seen.reads < count, look, PATIENCE_S)
+
+
+def read_while(
+    store: Store, goes_on: Callable[[Seen], bool], look: Callable[[Reader, Seen], None], patience_s: float
+) -> Seen:
+    """One visible version after the other; `look` counts what is wrong with it."""
+    seen, last = Seen(), -1
+    while goes_on(seen):
         try:
-            reader = store.read(store.current(), PATIENCE_S)
-        except WeightsUnavailable:  # two versions were published between the two calls
+            reader = store.read(store.current(), patience_s)
+        except WeightsUnavailable:  # two versions were published between the two calls, or the store was removed
             seen.late += 1
             continue
         with reader:

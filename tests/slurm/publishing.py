@@ -29,7 +29,7 @@ from pipeline.core.memories import Memories
 from pipeline.core.versions import Versions
 from pipeline.gps.store import Reader, Store, Writer
 from pipeline.processes import python_command, python_environment
-from tests.gps.stress import Seen, tensors
+from tests.gps.stress import Seen, read_while, tensors
 from tests.slurm.watch import Watch
 
 TENSORS = 4
@@ -58,20 +58,9 @@ def look(reader: Reader, seen: Seen) -> None:
 
 def read(name: str) -> Seen:
     """Until the input ends. A store that was removed, or two versions since it was asked, is no error."""
-    store, seen, last = Store.attach(name), Seen(), -1
+    store = Store.attach(name)
     print("ready", flush=True)
-    while not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
-        try:
-            reader = store.read(store.current(), 1.0)
-        except WeightsUnavailable:
-            seen.late += 1
-            continue
-        with reader:
-            look(reader, seen)
-            seen.backward += reader.version < last
-            seen.num_versions += reader.version != last
-            last = reader.version
-    return seen
+    return read_while(store, lambda _: not select.select([sys.stdin], [], [], _PAUSE_S)[0], look, 1.0)
 
 
 class Watcher:
