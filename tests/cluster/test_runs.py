@@ -43,6 +43,7 @@ def end_well(run: JobRun) -> None:
     assert run.cluster.jobs()[run.job] in ("COMPLETED", "CANCELLED")
 
 
+@pytest.mark.slow  # eight faults take a minute, and on a busy machine it failed once for a reason not yet known
 @pytest.mark.timeout(300)
 def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: SlurmCluster, folder: Path) -> None:
     run = JobRun(folder / "a run", cluster, *SETTINGS, *LONG)
