@@ -95,14 +95,6 @@ def _learn(args: argparse.Namespace, run: RunFolder, limit_s: float) -> None:
         os.dup2(output.fileno(), 2)
 
 
-def _part_from_job(args: argparse.Namespace, run: RunFolder, max_requeues: int, is_termed: bool) -> str:
-    """The controller is gone."""
-    from slurm.watchdog import leave_on_term, requeue
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end of the job, which is about to come
-    return leave_on_term(run, args.job) if is_termed else requeue(run, args.job, max_requeues)
-
-
 def own_address(endpoint: str) -> str:
     """The address by which this host reaches the endpoint's, and so can be reached from there. Nothing is sent."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -162,8 +154,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     )
     leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)
-    if args.job and leave.is_alone:
-        print(_part_from_job(args, run, config["cluster"]["slurm"]["max_requeues"], leave.is_termed), flush=True)
+    if args.job and (leave.is_alone or not leave.comes_again):
+        from slurm.again import stand_by
+
+        print(stand_by(run, args.job, is_alone=leave.is_alone, is_termed=leave.is_termed), flush=True)
     # A job's script starts an agent again unless it ends with 0. Not waiting for a thread that still copies weights.
     os._exit(1 if leave.comes_again else 0)
 

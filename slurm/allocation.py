@@ -2,7 +2,7 @@
 
     batch script ─┬─ a loop per node: srun agent, and again when it has ended
                   ├─ srun, one task on this node: the controller (a function pickled by submitit)
-                  └─ at its end: requeue, unless the run is over
+                  └─ at its end: slurm.again, unless the run is over
 
 Nothing of the job runs srun but the batch script: signals to a step reach all its processes, and an srun client that
 is signalled ends what it started.
@@ -11,26 +11,36 @@ is signalled ends what it started.
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.processes import SHIELD, python_command
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import outside_of_jobs
-from slurm.names import script_beat
+from slurm.names import REPLACES, RESTARTS, script_beat
 
 _LOOPS = 50
 """So often a node's agent is started again by the script; the controller gives up earlier."""
 
 
-def submit_job(run: RunFolder, config: Config, control: Callable[[str], int]) -> str:
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The job whose place a new one takes, which was started so often; the new one is not to have its `lost` nodes."""
+
+    job: str = ""
+    restarts: int = 0
+    lost: Sequence[str] = ()
+
+
+def submit_job(run: RunFolder, config: Config, control: Callable[[str], int], after: Predecessor | None = None) -> str:
     """Submit the run's job; returns its id. `control(folder)` is called in each life of it, on its first node. Raises
     ConfigError with what sbatch said."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    executor = _executor(run, config)
+    executor = _executor(run, config, after or Predecessor())
     try:
         with _outside_of_jobs():
             job = executor.submit(control, str(run.path))
@@ -55,12 +65,12 @@ def _outside_of_jobs() -> Iterator[None]:
 
 def script(run: RunFolder, config: Config) -> str:
     """The text that `submit_job` gives to sbatch."""
-    executor = _executor(run, config)
+    executor = _executor(run, config, Predecessor())
     text: str = executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
     return text
 
 
-def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
+def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: ignore[no-untyped-def]
     from submitit.slurm.slurm import SlurmExecutor
 
     class JobExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -76,8 +86,10 @@ def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
         executor = JobExecutor(run.jobs, python=_inside(asked.container, shlex.quote(sys.executable)))
     except RuntimeError:
         raise ConfigError("cluster.kind is slurm, but there is no Slurm here (no srun on the PATH)") from None
-    names = ("partition", "account", "qos", "time", "constraint", "exclude")
+    names = ("partition", "account", "qos", "time", "constraint")
     options = {name: value for name in names if (value := getattr(asked, name))}
+    if excluded := ",".join(filter(None, (asked.exclude, *after.lost))):
+        options["exclude"] = excluded
     if asked.gres:
         options["gres"] = f"{asked.gres}:{cluster.slots_per_node}"
     least, most = cluster.min_nodes or cluster.nodes, cluster.nodes
@@ -85,8 +97,8 @@ def _executor(run: RunFolder, config: Config):  # type: ignore[no-untyped-def]
         job_name=_job_name(run),
         signal_delay_s=asked.signal_s,
         stderr_to_stdout=True,
-        setup=[*asked.setup, *_start_agents(run, config)],
-        teardown=_requeue(run, config),
+        setup=[*asked.setup, *_start_agents(run, config, after)],
+        teardown=_start_again(run, config),
         srun_args=[
             *("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"),
             *("--cpu-bind=none", "--mem=0"),
@@ -112,7 +124,7 @@ def _inside(container: str, command: str) -> str:
     return f"{container} {command}".strip()
 
 
-def _start_agents(run: RunFolder, config: Config) -> list[str]:
+def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[str]:
     """A loop for each node, in the background. An agent that left in order, or whose node is lost, is not started
     again: for both srun returns 0."""
     asked, ended = config.cluster.slurm, shlex.quote(str(run.ended))
@@ -125,6 +137,7 @@ def _start_agents(run: RunFolder, config: Config) -> list[str]:
     slots = config.cluster.slots_per_node
     return [
         f"mkdir -p -m 700 {shlex.quote(str(run.path / 'logs'))}",
+        f"export {RESTARTS}=$((${{SLURM_RESTART_COUNT:-0}} + {after.restarts})) {REPLACES}={after.job}",
         f"life=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}; beat={shlex.quote(str(script_beat(run, '')))}$life",
         f'( while [ ! -e {ended} ]; do touch "$beat"; sleep 1; done ) &',
         f'for n in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do ( k=0; while [ ! -e {ended} ] && '
@@ -133,11 +146,8 @@ def _start_agents(run: RunFolder, config: Config) -> list[str]:
     ]
 
 
-def _requeue(run: RunFolder, config: Config) -> list[str]:
-    """The script's last line: the controller is gone. A job that is being cancelled is not RUNNING any more."""
-    ended = shlex.quote(str(run.ended))
-    most = config.cluster.slurm.max_requeues
-    return [
-        f"[ -e {ended} ] || [ ${{SLURM_RESTART_COUNT:-0}} -ge {most} ] || "
-        '{ sleep 1; [ "$(squeue -h -j $SLURM_JOB_ID -o %T)" = RUNNING ] && scontrol requeue $SLURM_JOB_ID; sleep 60; }'
-    ]
+def _start_again(run: RunFolder, config: Config) -> list[str]:
+    """The script's last line: the controller is gone. What starts the job again ends this script; it waits for that."""
+    again = shlex.join([*SHIELD, *python_command("slurm.again", str(run.path))])
+    command = f"{_inside(config.cluster.slurm.container, again)} --job $life"
+    return [f"[ -e {shlex.quote(str(run.ended))} ] || {{ {command} && sleep 60; }}"]

@@ -12,7 +12,7 @@ from typing import NoReturn
 from pipeline.core.errors import SlurmError
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
-from slurm.names import contact
+from slurm.names import REPLACES, RESTARTS, contact
 from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
@@ -27,14 +27,17 @@ class JobCluster:
     life: str
     host: str
     returns_times: int
-    """How often the job may still be requeued."""
+    """How often the job may still be started again."""
+    replaces: str = ""
+    """The job in whose place this one is: ended, unless that was done."""
     agents_come = True
 
     @classmethod
     def here(cls, run: RunFolder, max_requeues: int) -> "JobCluster":
-        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        life = f"{os.environ['SLURM_JOB_ID']}.{restarts}"
-        return cls(run, life, socket.gethostbyname(socket.gethostname()), max_requeues - restarts)
+        life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        host = socket.gethostbyname(socket.gethostname())
+        replaces = os.environ.get(REPLACES, "")
+        return cls(run, life, host, max_requeues - int(os.environ.get(RESTARTS, "0")), replaces)
 
     def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
         write_json(contact(self.run, self.life), {"attempt": attempt, "endpoint": endpoint})
@@ -47,7 +50,7 @@ class JobCluster:
         """A node that Slurm has taken from the job never returns to it. Slurm's silence says nothing."""
         job, watcher, missing = self.life.partition(".")[0], Watcher(Clients()), set[str]()
         watcher.watch(job)
-        await asyncio.to_thread(self._allow_all_hosts, job)
+        await asyncio.to_thread(self._take_over, job)
         had: set[str] = set()
         while True:
             seen = await asyncio.to_thread(watcher.look, job)
@@ -58,11 +61,12 @@ class JobCluster:
                     gone(node, f"Slurm has taken it from job {job}")
             await asyncio.sleep(_WATCH_S)
 
-    def _allow_all_hosts(self, job: str) -> None:
-        """The watchdog of an earlier life may have excluded one, for one start of the job."""
-        if any(self.run.secrets.glob(f"requeue-{job}.*")):
+    def _take_over(self, job: str) -> None:
+        """Whoever submitted this job may have died before it did this."""
+        if self.replaces:
+            write_json(self.run.job, {"id": job})
             with contextlib.suppress(SlurmError):
-                Clients().update_job(job, ExcNodeList="")
+                Clients().cancel(self.replaces)
 
     def stop(self) -> None:
         """They are told to quit, and leave when they hear nothing any more."""

@@ -6,6 +6,11 @@ from pathlib import Path
 
 from pipeline.run_folder import RunFolder
 
+RESTARTS = "PIVOT_RESTARTS"
+"""In a job's environment: how often this job, and those before it in whose place it is, were started again."""
+REPLACES = "PIVOT_REPLACES"
+"""In a job's environment: the job in whose place it is."""
+
 
 def user_prefix() -> str:
     return f"pivot-{os.getuid()}-"
@@ -41,6 +46,6 @@ def script_beat(run: RunFolder, life: str) -> Path:
     return run.secrets / f"script-{life}"
 
 
-def requeue_marker(run: RunFolder, life: str) -> Path:
-    """Of the agents that lost the controller of this life of a job, who makes it requeues the job."""
-    return run.secrets / f"requeue-{life}"
+def again_marker(run: RunFolder, life: str) -> Path:
+    """Who makes it has the job start again after this life of it."""
+    return run.secrets / f"again-{life}"

@@ -21,7 +21,8 @@ _LEAVE_S = 120.0
 
 
 class JobProcess:
-    """The job, as one follows a process. What ends it is the run's marker; or that Slurm knows the job no more."""
+    """The job, as one follows a process, or the one that took its place. What ends it is the run's marker; or that
+    Slurm knows the job no more."""
 
     def __init__(self, run: RunFolder, job: str) -> None:
         from slurm.commands import Clients
@@ -40,7 +41,11 @@ class JobProcess:
             if seen.is_gone or (seen.job is not None and seen.job.is_ended):
                 time.sleep(_POLL_S)  # its last words may be on their way through the file system
                 code = self._said()
-                self.returncode = 1 if code is None else code
+                if code is None and (job := (read_json(self._run.job) or {}).get("id", self._job)) != self._job:
+                    self._job = job
+                    self._watcher.watch(job)
+                else:
+                    self.returncode = 1 if code is None else code
         return self.returncode
 
     def _said(self) -> int | None:

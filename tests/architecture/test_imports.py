@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "pipeline/processes.py",  # what a child inherits
     "pipeline/kill_points.py",  # where a test kills
     "pipeline/tracking.py",  # MLflow's own limits
+    "slurm/again.py",  # how often the job was started again
     "slurm/agent.py",
     "slurm/allocation.py",  # what a submission must not inherit
     "slurm/commands.py",

@@ -47,14 +47,19 @@ class Machine:
         return [pid for pid in descendants(self._host.pid) if is_alive(pid)]
 
     def crash(self) -> int:
-        """As in a power cut: stop all, so that nobody can react to the others' death, then kill all. Their number."""
-        stopped: set[int] = set()
-        while new := set(self.processes()) - stopped:
+        """As in a power cut: stop all, so that nobody can react to the others' death, then kill all. Their number.
+
+        Children are killed before their parents: a stopped process group that loses its last parent gets HUP and CONT
+        from the kernel, and would go on for a moment.
+        """
+        stopped: list[int] = []
+        while new := [pid for pid in self.processes() if pid not in stopped]:
             signal_all(new, signal.SIGSTOP)
-            stopped |= new
-        signal_all(stopped, signal.SIGKILL)
+            stopped += new
+        living = self.processes()
+        signal_all(living[::-1], signal.SIGKILL)
         self._wait_until_empty()
-        return len(stopped)
+        return len(living)
 
     def kill_one_by_one(self, pause_s: float) -> int:
         """As in a bad shutdown: parents first, each with `pause_s` in which the others react. Their number."""

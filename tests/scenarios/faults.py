@@ -121,10 +121,11 @@ class Run:
         raise AssertionError(f"{worker} has no node")
 
     def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> float:
-        """Returns when."""
+        """Returns the moment before: the run may know of it when this process goes on."""
         pid = self.pid(name)
+        struck = time.time()
         os.kill(pid, sig)
-        return time.time()
+        return struck
 
     # --- afterwards ------------------------------------------------------------------------------------------------
 

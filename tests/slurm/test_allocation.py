@@ -8,36 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_files
 from pipeline.core.errors import ConfigError
-from pipeline.run_folder import RunFolder, read_json
-from slurm.allocation import script, submit_job
-
-CONFIG = str(Path(__file__).parents[2] / "configs/emulated.yaml")
+from pipeline.run_folder import read_json
+from slurm.allocation import Predecessor, script, submit_job
+from tests.fakes.sbatch import make, options, write_client, write_clients
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Clients on the PATH: sbatch keeps its environment and the script in the folder, and gives it number 17."""
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    for name, text in (("srun", "exit 1"), ("sbatch", f'env > {bin}/env; cp "$1" {bin}/script; echo Submitted job 17')):
-        (bin / name).write_text(f"#!/bin/sh\n{text}\n")
-        (bin / name).chmod(0o700)
-    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
-    return bin
-
-
-def make(tmp_path: Path, *overrides: str, name: str = "my run") -> tuple[RunFolder, Config]:
-    config = load_files([CONFIG], ["cluster.kind=slurm", f"run.root={tmp_path}", *overrides])
-    run = RunFolder(tmp_path / name)
-    run.create()
-    return run, config
-
-
-def options(text: str) -> dict[str, str]:
-    rows = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    return {name: value for name, _, value in (row.partition("=") for row in rows)}
+    write_clients(tmp_path / "bin", monkeypatch)
+    return tmp_path / "bin"
 
 
 def test_a_job_asks_for_what_the_configuration_says(tmp_path: Path, slurm: Path) -> None:
@@ -89,7 +69,7 @@ def test_the_script_is_one_that_a_shell_understands_whatever_the_folder(tmp_path
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert options(text)["job-name"] == "it_s___touch_x___r_"
-    assert text.count('apptainer exec "my image.sif"') == 2, "each agent, and the controller"
+    assert text.count('apptainer exec "my image.sif"') == 3, "each agent, the controller, and what starts the job again"
 
 
 def test_the_agents_loop_starts_one_again_unless_it_left_in_order(tmp_path: Path, slurm: Path) -> None:
@@ -114,29 +94,29 @@ def test_the_agents_loop_starts_one_again_unless_it_left_in_order(tmp_path: Path
     assert not calls.exists(), "a run that is over starts nothing"
 
 
-@pytest.mark.parametrize(
-    ("state", "restarts", "is_ended", "is_requeued"),
-    [
-        ("RUNNING", "2", False, True),
-        ("RUNNING", "2", True, False),
-        ("COMPLETING", "2", False, False),
-        ("RUNNING", "5", False, False),
-    ],
-)
-def test_the_last_line_requeues_a_job_that_nobody_ended(
-    tmp_path: Path, slurm: Path, state: str, restarts: str, is_ended: bool, is_requeued: bool
-) -> None:
-    run, config = make(tmp_path, "cluster.slurm.max_requeues=5")
+@pytest.mark.parametrize("is_over", [False, True])
+def test_the_last_line_has_a_run_that_is_not_over_start_again(tmp_path: Path, slurm: Path, is_over: bool) -> None:
+    run, config = make(tmp_path)
     line = script(run, config).splitlines()[-1]
-    asked = tmp_path / "asked"
-    for name, text in (("squeue", f"echo {state}"), ("scontrol", f'echo "$@" > {asked}'), ("sleep", "true")):
-        (slurm / name).write_text(f"#!/bin/sh\n{text}\n")
-        (slurm / name).chmod(0o700)
-    if is_ended:
+    for name in ("squeue", "sinfo", "sleep"):
+        write_client(slurm, name, f'echo {name} "$@" >> {slurm}/asked; exit 1')
+    if is_over:
         run.ended.touch()
-    environment = {**os.environ, "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": restarts}
-    subprocess.run(["bash", "-c", line], env=environment, check=False)
-    assert (asked.read_text() if asked.exists() else "") == ("requeue 17\n" if is_requeued else "")
+    subprocess.run(["bash", "-c", f"life=17.0; {line}"], check=False, stdout=subprocess.DEVNULL)
+    asked = (slurm / "asked").read_text() if (slurm / "asked").exists() else ""
+    assert asked.startswith("" if is_over else "squeue") and bool(asked) is not is_over
+
+
+def test_one_in_the_place_of_another_knows_of_it(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(tmp_path, "cluster.slurm.exclude=n9")
+    assert submit_job(run, config, len, Predecessor("12", 4, ["n1", "n2"])) == "17"
+    text = (slurm / "script").read_text()
+    assert options(text)["exclude"] == "n9,n1,n2"
+    line = next(line for line in text.splitlines() if line.startswith("export PIVOT_"))
+    shell = ["bash", "-c", f"{line}; echo $PIVOT_RESTARTS $PIVOT_REPLACES"]
+    for restarts, told in (("", "4 12"), ("2", "6 12")):
+        said = subprocess.run(shell, env={"SLURM_RESTART_COUNT": restarts}, capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == told
 
 
 def test_a_submission_inherits_nothing_of_the_job_it_is_made_in(
