@@ -25,7 +25,7 @@ from pipeline.processes import SHIELD, die_with_parent, python_command, python_e
 from pipeline.run_folder import RunFolder, read_json
 from slurm.allocator import devices_here
 from slurm.guardian import Guardian, TemporaryFolder
-from slurm.names import contact, life_name, temporary_prefix
+from slurm.names import contact, left_marker, life_name, temporary_prefix
 
 PATIENCE_S = 15.0
 _CONTACT_POLL_S = 0.02
@@ -154,12 +154,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
     )
     leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)
+    if args.job and not leave.comes_again:
+        left_marker(run, args.job, args.node).touch(0o600)
     if args.job and (leave.is_alone or not leave.comes_again):
         from slurm.again import stand_by
 
         print(stand_by(run, args.job, is_alone=leave.is_alone, is_termed=leave.is_termed), flush=True)
-    # A job's script starts an agent again unless it ends with 0. Not waiting for a thread that still copies weights.
-    os._exit(1 if leave.comes_again else 0)
+    os._exit(1 if leave.comes_again else 0)  # not waiting for a thread that still copies weights
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.processes import SHIELD, python_command
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import outside_of_jobs
-from slurm.names import REPLACES, RESTARTS, script_beat
+from slurm.names import AGENT_STEP, REPLACES, RESTARTS, left_marker, script_beat
 
 _LOOPS = 50
 """So often a node's agent is started again by the script; the controller gives up earlier."""
@@ -125,24 +125,31 @@ def _inside(container: str, command: str) -> str:
 
 
 def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[str]:
-    """A loop for each node, in the background. An agent that left in order, or whose node is lost, is not started
-    again: for both srun returns 0."""
+    """A loop for each node, in the background: its agent is started again unless it left for good.
+
+    srun has a child that ends the step when srun is killed. It is killed first: agents outlive their job's batch host,
+    or none would be left to see that the job starts again. TERM, as a host that is shut down sends it to all processes,
+    does not end the script: it still has that to see to.
+    """
     asked, ended = config.cluster.slurm, shlex.quote(str(run.ended))
     gres = f"--gres={asked.gres}:{config.cluster.slots_per_node}" if asked.gres else ""
     log = shlex.quote(str(run.path / "logs" / "slurm-agent-"))
     srun = (
-        f"srun --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill --open-mode=append --output={log}$n.log"
+        f"srun --job-name={AGENT_STEP} --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill "
+        f"--open-mode=append --output={log}$n.log"
     )
     agent = shlex.join([*SHIELD, *python_command("slurm.agent", str(run.path))])
-    slots = config.cluster.slots_per_node
+    slots, left = config.cluster.slots_per_node, shlex.quote(str(left_marker(run, "", "")).removesuffix("-"))
     return [
+        'trap "" TERM',
         f"mkdir -p -m 700 {shlex.quote(str(run.path / 'logs'))}",
         f"export {RESTARTS}=$((${{SLURM_RESTART_COUNT:-0}} + {after.restarts})) {REPLACES}={after.job}",
         f"life=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}; beat={shlex.quote(str(script_beat(run, '')))}$life",
         f'( while [ ! -e {ended} ]; do touch "$beat"; sleep 1; done ) &',
         f'for n in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do ( k=0; while [ ! -e {ended} ] && '
         f"[ $k -lt {_LOOPS} ]; do {srun} {_inside(asked.container, agent)} --node $n --slots {slots} "
-        "--job $life </dev/null && break; k=$((k+1)); sleep 1; done ) & done",
+        "--job $life </dev/null & s=$!; until pkill -KILL -P $s || ! kill -0 $s 2>/dev/null; do sleep 1; done; "
+        f"wait $s; [ -e {left}$life-$n ] && break; k=$((k+1)); sleep 1; done ) & done",
     ]
 
 

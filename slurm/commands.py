@@ -16,7 +16,18 @@ from typing import TypeVar
 
 from pipeline.core.errors import SlurmError
 from pipeline.processes import SHIELD, describe_exit, python_environment
-from slurm.parse import JOB_FORMAT, NODE_FORMAT, JobState, NodeState, parse_jobs, parse_jobs_json, parse_nodes
+from slurm.parse import (
+    JOB_FORMAT,
+    NODE_FORMAT,
+    STEP_FORMAT,
+    JobState,
+    NodeState,
+    StepState,
+    parse_jobs,
+    parse_jobs_json,
+    parse_nodes,
+    parse_steps,
+)
 
 _OF_JOBS = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
 _POINTERS = ("SLURM_CONF", "SLURM_CONF_SERVER")
@@ -72,6 +83,10 @@ class Clients:
         command = ["squeue", "--all", "--array", "--states=all", f"--user={os.getuid()}", "--json"]
         return self._ask(command, lambda text: parse_jobs_json(text, time.time()))
 
+    def steps(self, job: str) -> dict[str, StepState]:
+        """Those of the job that Slurm believes to run, by id; also ones on a node that is dead."""
+        return self._ask(["squeue", "--steps", f"--jobs={job}", f"--format={STEP_FORMAT}"], parse_steps)
+
     def nodes(self) -> dict[str, NodeState]:
         """All nodes of the cluster, by name."""
         return self._ask(["sinfo", "--Node", "--all", f"--format={NODE_FORMAT}"], parse_nodes)
@@ -94,7 +109,7 @@ class Clients:
         self._run(["scontrol", "release", job])
 
     def cancel(self, job: str, signal_name: str | None = None) -> None:
-        """End a job, or send its steps a signal. That it is over or unknown is no error: scancel says so also of a job
+        """End a job or a step, or send it a signal. That it is over or unknown is no error: scancel says so also of one
         whose processes it has just reached."""
         asked = [] if signal_name is None else [f"--signal={signal_name}"]
         try:

@@ -2,20 +2,24 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from pipeline.core.errors import SlurmError
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
-from slurm.names import REPLACES, RESTARTS, contact
+from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact
 from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
+_STEP_S = 10.0
+"""So long after a node's agent was lost its step is ended, if that is still there: then the script starts it again."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class JobCluster:
     """How often the job may still be started again."""
     replaces: str = ""
     """The job in whose place this one is: ended, unless that was done."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Since when (monotonic) which nodes' agents are waited for."""
     agents_come = True
 
     @classmethod
@@ -44,7 +50,9 @@ class JobCluster:
         return {}
 
     def start_agent(self, node: str, attempt: int, endpoint: str) -> None:
-        """The script does."""
+        """The script does, as soon as the step of the old one has ended. Where all of a node died at once, srun hears
+        of that only from Slurm, and Slurm maybe never, if the node is back soon."""
+        self.lost[node] = time.monotonic()
 
     async def watch(self, gone: Callable[[str, str], None]) -> NoReturn:
         """A node that Slurm has taken from the job never returns to it. Slurm's silence says nothing."""
@@ -59,6 +67,7 @@ class JobCluster:
                 for node in sorted(had - set(seen.job.nodes) - missing):
                     missing.add(node)
                     gone(node, f"Slurm has taken it from job {job}")
+            await asyncio.to_thread(self._end_dead_steps, job)
             await asyncio.sleep(_WATCH_S)
 
     def _take_over(self, job: str) -> None:
@@ -67,6 +76,19 @@ class JobCluster:
             write_json(self.run.job, {"id": job})
             with contextlib.suppress(SlurmError):
                 Clients().cancel(self.replaces)
+
+    def _end_dead_steps(self, job: str) -> None:
+        """A step on a lost node that is older than the loss."""
+        now = time.monotonic()
+        due = {node: now - since for node, since in self.lost.items() if now - since > _STEP_S}
+        if due:
+            with contextlib.suppress(SlurmError):
+                clients = Clients(tries=1)
+                for step in clients.steps(job).values():
+                    if step.name == AGENT_STEP and any(step.age_s > due.get(node, math.inf) for node in step.nodes):
+                        clients.cancel(step.id)
+                for node in due:
+                    del self.lost[node]
 
     def stop(self) -> None:
         """They are told to quit, and leave when they hear nothing any more."""

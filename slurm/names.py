@@ -8,6 +8,8 @@ from pipeline.run_folder import RunFolder
 
 RESTARTS = "PIVOT_RESTARTS"
 """In a job's environment: how often this job, and those before it in whose place it is, were started again."""
+AGENT_STEP = "agent"
+"""Name of the Slurm step that an agent runs in."""
 REPLACES = "PIVOT_REPLACES"
 """In a job's environment: the job in whose place it is."""
 
@@ -44,6 +46,12 @@ def contact(run: RunFolder, life: str) -> Path:
 def script_beat(run: RunFolder, life: str) -> Path:
     """What the batch script of this life of a job touches every second."""
     return run.secrets / f"script-{life}"
+
+
+def left_marker(run: RunFolder, life: str, node: str) -> Path:
+    """Of a node's agent that wants no other to take its place in this life of a job. Its exit code would not tell: srun
+    returns 0 also for one whose node is lost."""
+    return run.secrets / f"left-{life}-{node}"
 
 
 def again_marker(run: RunFolder, life: str) -> Path:

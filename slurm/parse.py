@@ -17,6 +17,8 @@ SEPARATOR = "\x1f"
 """ASCII's own separator of fields; a job's name could hold it, so the name comes last."""
 JOB_FORMAT = SEPARATOR.join(("%i", "%T", "%r", "%N", "%B", "%L", "%j"))
 """For `squeue -o`."""
+STEP_FORMAT = SEPARATOR.join(("%i", "%N", "%M", "%j"))
+"""For `squeue --steps -o`."""
 NODE_FORMAT = SEPARATOR.join(("%N", "%T", "%E"))
 """For `sinfo -N -o`."""
 
@@ -76,6 +78,31 @@ class NodeState:
     @property
     def is_usable(self) -> bool:
         return self.is_answering and not self.state.startswith(_UNUSABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """What Slurm said about a step (`id`: "17.2") that it believes to run, for `age_s`."""
+
+    id: str
+    name: str
+    nodes: tuple[str, ...]
+    age_s: float
+
+
+def parse_steps(text: str) -> dict[str, StepState]:
+    """Of `squeue --steps -o STEP_FORMAT`, header included, by id."""
+    header, *lines = text.removesuffix("\n").split("\n")
+    if not header.startswith(f"STEPID{SEPARATOR}"):
+        raise ValueError(f"not a list of steps: {text[:200]!r}")
+    found = {}
+    for line in lines:
+        fields = line.split(SEPARATOR, 3)
+        if len(fields) != 4:
+            raise ValueError(f"not a step: {line[:200]!r}")
+        id, nodes, age, name = fields
+        found[id] = StepState(id=id, name=name, nodes=expand_nodes(_text(nodes)), age_s=parse_duration(age) or 0.0)
+    return found
 
 
 def parse_jobs(text: str) -> dict[str, JobState]:

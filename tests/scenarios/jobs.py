@@ -148,7 +148,8 @@ def restart_slurmd(run: JobRun) -> float:
 
 
 def lost_node(death: str, strike: Callable[[JobRun, str], None], mend: Callable[[JobRun, str], None]) -> Death:
-    """A node that is not the batch host: its loss is known, and work goes on, in this attempt or in the next one."""
+    """A node that is not the batch host: its loss is known, and work goes on when it has come back, or elsewhere in the
+    next attempt."""
 
     def die(run: Run, moment: str, after: float) -> Felt:
         assert isinstance(run, JobRun)
@@ -157,8 +158,9 @@ def lost_node(death: str, strike: Callable[[JobRun, str], None], mend: Callable[
         struck = time.time()
         strike(run, node)
         lost = run.until("its loss is known", lambda e: e["event"] == "NodeLost" and e["node"] == node, struck)
-        went_on = back(run, lost["wall"])
         mend(run, node)
+        joined = run.until("there are nodes", lambda e: e["event"] == "NodeJoined", lost["wall"])
+        went_on = back(run, joined["wall"])
         return Felt(death, moment, lost["wall"] - struck, went_on - lost["wall"])
 
     return die

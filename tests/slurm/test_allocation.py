@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import read_json
 from slurm.allocation import Predecessor, script, submit_job
+from slurm.names import left_marker
 from tests.fakes.sbatch import make, options, write_client, write_clients
 
 
@@ -72,25 +72,25 @@ def test_the_script_is_one_that_a_shell_understands_whatever_the_folder(tmp_path
     assert text.count('apptainer exec "my image.sif"') == 3, "each agent, the controller, and what starts the job again"
 
 
-def test_the_agents_loop_starts_one_again_unless_it_left_in_order(tmp_path: Path, slurm: Path) -> None:
-    """The lines themselves, run by bash with an srun that fails twice on each node."""
+def test_the_agents_loop_starts_one_again_unless_it_left_for_good(tmp_path: Path, slurm: Path) -> None:
+    """The lines themselves, run by bash with an srun that returns 0 twice on each node, as if that were lost."""
     run, config = make(tmp_path)
-    text = script(run, config)
-    loop = next(line for line in text.splitlines() if line.startswith("for n in"))
-    calls = tmp_path / "calls"
-    (slurm / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
-    (slurm / "srun").write_text(
-        f'#!/bin/sh\nfor a; do [ "$a" = n1 ] && n=n1; [ "$a" = n2 ] && n=n2; done\necho $n >> {calls}\n'
-        f"[ $(grep -c $n {calls}) -ge 3 ]\n"
+    loop = next(line for line in script(run, config).splitlines() if line.startswith("for n in"))
+    calls, left = tmp_path / "calls", left_marker(run, "17.0", "")
+    write_client(slurm, "scontrol", "echo n1; echo n2")
+    write_client(
+        slurm,
+        "srun",
+        f'for a; do [ "$a" = n1 ] && n=n1; [ "$a" = n2 ] && n=n2; done; echo $n >> {calls}\n'
+        f'[ $(grep -c $n {calls}) -lt 3 ] || touch "{left}$n"',
     )
-    for name in ("scontrol", "srun"):
-        (slurm / name).chmod(stat.S_IRWXU)
-    quick = loop.replace("sleep 1", "sleep 0.01")
-    subprocess.run(["bash", "-c", f"{quick}; wait"], check=True, env={**os.environ, "SLURM_JOB_NODELIST": "n[1-2]"})
+    command = ["bash", "-c", f"life=17.0; {loop.replace('sleep 1', 'sleep 0.01')}; wait"]
+    environment = {**os.environ, "SLURM_JOB_NODELIST": "n[1-2]"}
+    subprocess.run(command, check=True, env=environment)
     assert sorted(calls.read_text().split()) == ["n1"] * 3 + ["n2"] * 3
     run.ended.touch()
     calls.unlink()
-    subprocess.run(["bash", "-c", f"{quick}; wait"], check=True, env={**os.environ, "SLURM_JOB_NODELIST": "n[1-2]"})
+    subprocess.run(command, check=True, env=environment)
     assert not calls.exists(), "a run that is over starts nothing"
 
 
