@@ -8,7 +8,7 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from tests.core.lives import Hits, Lives
 from tests.core.storm import random_world
-from tests.core.test_core import is_start, new_world, until
+from tests.core.test_core import is_start, new_world, replicas, until
 from tests.fakes.world import World
 
 DONE = de.EndRun(status="done")
@@ -52,6 +52,27 @@ def test_nothing_is_started_on_the_slots_or_under_the_name_of_a_stray(name: str,
     report(world, "n0")
     assert [d.worker for d in world.log[num:] if isinstance(d, de.StartWorker)] == ["rollout-0"]
     assert world.run().core.ended == DONE
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_node_that_comes_with_a_stray_is_used_as_far_as_it_is_free(num_slots: int) -> None:
+    world = new_world(num_nodes=2, min_nodes=1, replicas=replicas(rollout=2)).start(3, num_slots)
+    late = world.channels.pop("n1")
+    until(world, is_start("rollout", 2))
+    world.channels["n1"] = late  # its memory shows version 0: it is given version 1 first
+    while "n1" not in world.core.crew.memories:
+        world.give(late.popleft())
+    report(world, "n1", ("old-0", (0,)))
+    ended = world.channels["n1"].popleft()
+    until(world, lambda d: isinstance(d, de.CopyVersion))
+    while "n1" not in world.core.fleet.nodes:
+        assert world.tick()
+    assert world.core.ended is None
+    placed = world.core.fleet.workers.get("rollout-1")
+    assert (placed.slots if placed else None) == ((1,) if num_slots == 2 else None)
+    world.say("n1", ended)
+    assert world.run().core.ended == DONE
+    assert world.core.fleet.workers["rollout-1"].node == "n1"
 
 
 def test_where_a_stray_does_not_end_its_node_does() -> None:

@@ -44,16 +44,20 @@ class Sampler(threading.Thread):
         self.zygote, self.num_samples, self.shared = zygote, 0, set[str]()
         self._is_over = threading.Event()
 
+    def __enter__(self) -> "Sampler":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self.join()
+
     def run(self) -> None:
         while not self._is_over.wait(0.0005):
             pids = children(self.zygote)  # before what they are: who is alive after this was there together
             devices = [device for found in map(holder, pids) if found for device in found[1]]
             self.shared.update(device for device in devices if devices.count(device) > 1)
             self.num_samples += 1
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self.join()
 
 
 class Slots:
@@ -140,16 +144,24 @@ def slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slots]:
 
 
 def test_500_random_changes_leave_ledger_reports_and_processes_equal(slots: Slots) -> None:
-    rng, sampler = random.Random(6), Sampler(slots.zygote)
-    sampler.start()
     done = {"start": 0, "kill": 0, "die": 0, "replace": 0, "clash": 0}
+    with Sampler(slots.zygote) as sampler:
+        num_refused = change(slots, random.Random(6), done)
+    print(f"{done}, refused while another died {num_refused}, samples {sampler.num_samples}")
+    assert sum(done.values()) == 500 and min(done.values()) > 30
+    assert sampler.shared == set() and sampler.num_samples > 500
+    assert slots.watch.shell.posted == []
+
+
+def change(slots: Slots, rng: random.Random, done: dict[str, int]) -> int:
+    """Until 500 changes are done, each compared; returns how often an order was refused while another worker died."""
     num_refused = 0
-    for _ in range(500):
+    while sum(done.values()) < 500:
         held, free = sorted(slots.held), slots.free()
-        kinds = [*(("kill", "die", "replace", "clash") if held else ()), *(("start",) * 2 if free else ())]
-        kind = rng.choice(kinds)
+        new = next((name for name in rng.sample(NAMES, len(NAMES)) if name not in slots.held), "")
+        kinds = [*(["start"] * 2 if free else []), *(["kill", "die"] if held else [])]
+        kind = rng.choice([*kinds, *(["replace", "clash"] if held and new else [])])
         one = rng.choice(held or [""])
-        new = rng.choice([name for name in NAMES if name not in slots.held] or [""])
         match kind:
             case "start":
                 slots.start(new, rng.sample(free, rng.randint(1, min(3, len(free)))))
@@ -159,21 +171,18 @@ def test_500_random_changes_leave_ledger_reports_and_processes_equal(slots: Slot
             case "die":
                 os.kill(slots.pid(one), signal.SIGKILL)
                 slots.end(one)
-            case "replace" if new:  # ordered again and again while the one before is dying
+            case "replace":  # ordered again and again while the one before is dying
                 wanted = slots.held[one][1]
                 slots.kill(one)
                 while not slots.try_start(new, wanted):
                     num_refused += 1
                 slots.end(one)
-            case "clash" if new:
+            case "clash":
                 wanted = [*rng.sample(free, min(1, len(free))), rng.choice(slots.held[one][1])]
                 assert not slots.try_start(new, wanted)
         done[kind] += 1
         slots.compare()
-    sampler.stop()
-    print(f"{done}, refused while another died {num_refused}, samples {sampler.num_samples}")
-    assert sampler.shared == set() and sampler.num_samples > 500
-    assert min(done.values()) > 30 and slots.watch.shell.posted == []
+    return num_refused
 
 
 def test_the_slots_of_a_worker_that_is_not_dead_yet_are_refused(slots: Slots) -> None:
