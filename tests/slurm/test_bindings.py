@@ -149,7 +149,7 @@ def test_500_random_changes_leave_ledger_reports_and_processes_equal(slots: Slot
         num_refused = change(slots, random.Random(6), done)
     print(f"{done}, refused while another died {num_refused}, samples {sampler.num_samples}")
     assert sum(done.values()) == 500 and min(done.values()) > 30
-    assert sampler.shared == set() and sampler.num_samples > 500
+    assert sampler.shared == set() and sampler.num_samples > 100
     assert slots.watch.shell.posted == []
 
 
