@@ -255,7 +255,7 @@ class Controller:
                 self.tracking.open()
                 self.status.value["status"] = "running"
                 self.status.value["mlflow"] = self.tracking.location
-            self.status.show(self.core)
+            self.status.show(self.core, {name: node.bindings.describe() for name, node in self.shell.nodes.items()})
             await asyncio.sleep(0.1)
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
@@ -309,7 +309,7 @@ class Controller:
         with contextlib.suppress(OSError, RunError):  # what is wrong with it is the cause by now
             rows = MetricsLog(self.run.metrics).rows()
         write_json(self.run.summary, summarise(status, rows, time.monotonic() - self.started) | cause)
-        self.status.show(self.core, at_once=True)
+        self.status.show(self.core, {}, at_once=True)
         self.status.write(status=status, stage="", error=None if status == "done" else {"reason": reason})
         if status != "requeued":
             write_json(self.run.ended, {"status": status, "attempt": self.attempt} | cause)

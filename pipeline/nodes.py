@@ -163,6 +163,9 @@ class Nodes:
 
     async def send(self, peer: bytes, body: wire.ToAgent) -> None:
         """To an agent; one that cannot be reached is lost."""
+        life = self._of_peer(peer)
+        if life is not None and isinstance(body, wire.StartWorker):
+            self.shell.nodes[life.node].bindings.request(body)
         try:
             await self.channel.send(peer, body)
         except ChannelBroken as error:
@@ -250,8 +253,20 @@ class Nodes:
             case wire.WorkerExited(worker=wire.MOVER):
                 say(f"the mover of {node.name} ended: {body.reason}")
                 self._post(self.copies.mover_ended(node.name, body.reason))
+            case wire.Bindings():
+                if node.bindings.observe(body):
+                    self._tell_strays(node)
+            case wire.WorkerExited() if not node.bindings.end(body):
+                say(f"{body.worker} on {node.name}, which nobody ordered there, ended: {body.reason}")
+            case _ if not isinstance(body, wire.WorkerExited) and body.worker not in node.bindings.requested:
+                pass  # a stray
             case _:
                 self.shell.on_worker(body)
+
+    def _tell_strays(self, node: Node) -> None:
+        for stray in node.bindings.strays:
+            say(f"{stray.worker} runs on {node.name}, slots {list(stray.slots)}, and nobody ordered it there")
+        self.shell.post(ev.StraysReported(node=node.name, strays=node.bindings.strays))
 
     def _post(self, events: list[ev.Event]) -> None:
         for event in events:

@@ -8,12 +8,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from pipeline import wire
+from pipeline.bindings import NodeBindings
 from pipeline.config import Config
 from pipeline.copies import Copies
 from pipeline.core import decisions as de
@@ -53,6 +54,7 @@ class Node:
     name: str
     peer: bytes
     num_slots: int
+    bindings: NodeBindings = field(default_factory=NodeBindings)
 
 
 @dataclass
@@ -148,6 +150,8 @@ class Shell:
                 await self._start_worker(decision)
             case de.FenceReplica():
                 await self._to_worker(decision.worker, wire.KillWorker(worker=decision.worker, reason=decision.reason))
+            case de.EndStray():
+                await self._to_node(decision.node, wire.KillWorker(worker=decision.worker, reason=decision.reason))
             case de.StartTask():
                 await self._start_task(decision)
             case de.EndTask():

@@ -61,13 +61,15 @@ class StatusFile:
             "sequences": {},
             "nodes": {},
             "workers": [],
+            "bindings": {},
             "error": None,
             "mlflow": None,
             "cluster": config.cluster.kind,
         }
 
-    def show(self, core: "Core", at_once: bool = False) -> None:
-        """Write the ledger's state, unless that was done a moment ago."""
+    def show(self, core: "Core", bindings: dict[str, Any], at_once: bool = False) -> None:
+        """Write the ledger's state, unless that was done a moment ago. `bindings`: what each node's agent observes,
+        beside what is planned, in `workers`."""
         if time.monotonic() - self._written < _PERIOD_S and not at_once:
             return
         open_steps = [s for s in core.steps.values() if not s.is_closed]
@@ -83,8 +85,10 @@ class StatusFile:
             sequences=counts,
             nodes=core.crew.nodes(),
             workers=[
-                {"name": w.name, "role": w.role, "node": w.node, "state": w.state} for w in core.fleet.workers.values()
+                {"name": w.name, "role": w.role, "node": w.node, "slots": w.slots, "state": w.state}
+                for w in core.fleet.workers.values()
             ],
+            bindings=bindings,
         )
 
     def write(self, **changes: Any) -> None:

@@ -192,8 +192,27 @@ class Alive(_Message, frozen=True):
 
 
 class WorkerExited(_Message, frozen=True):
+    """That process of the worker has ended; or the order for it was refused, and there never was one."""
+
     worker: str
+    life: int
     reason: str
+
+
+class Binding(msgspec.Struct, frozen=True, array_like=True):
+    """A process that is there: which worker's, of which order, with which slots."""
+
+    worker: str
+    life: int
+    slots: list[int]
+    pid: int
+
+
+class Bindings(_Message, frozen=True):
+    """All that the agent has forked and not yet seen ended, but for its mover. Said at each change, after the
+    WorkerExited of what has ended."""
+
+    bindings: list[Binding]
 
 
 class VersionSealed(_Message, frozen=True):
@@ -298,6 +317,7 @@ FromAgent = (
     | NodeFailed
     | Beat
     | WorkerExited
+    | Bindings
     | VersionSealed
     | WorkerReady
     | TaskStarted

@@ -8,6 +8,7 @@ CUDA_VISIBLE_DEVICES (numbers, or UUIDs where a site hides the others), in that 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,7 +24,16 @@ def devices_here(environment: Mapping[str, str], dev: Path = Path("/dev")) -> li
 
 
 class SlotsTaken(RuntimeError):
-    """An order wants slots that are there no more, or not at all: controller and agent disagree."""
+    """An order wants slots that are not free, or not there: controller and agent disagree."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """A worker's slots. `life`: of the order that it was started by; `pid`: 0 until its process is there."""
+
+    slots: tuple[int, ...]
+    life: int
+    pid: int = 0
 
 
 class Allocator:
@@ -32,17 +42,17 @@ class Allocator:
     def __init__(self, num_slots: int, devices: Sequence[str] | None = None) -> None:
         self._num_slots = num_slots
         self._devices = devices
-        self.bindings: dict[str, tuple[int, ...]] = {}
+        self.bindings: dict[str, Bound] = {}
 
-    def bind(self, worker: str, slots: Sequence[int]) -> dict[str, str]:
+    def bind(self, worker: str, slots: Sequence[int], life: int = 0) -> dict[str, str]:
         """The worker has these slots until `release`; returns the variables that let it see its devices alone."""
-        taken = {slot: name for name, held in self.bindings.items() for slot in held}
+        taken = {slot: name for name, held in self.bindings.items() for slot in held.slots}
         if worker in self.bindings:
-            raise SlotsTaken(f"{worker} is bound already, to slots {list(self.bindings[worker])}")
+            raise SlotsTaken(f"{worker} is bound already, to slots {list(self.bindings[worker].slots)}")
         for slot in slots:
             if slot in taken or not 0 <= slot < self._num_slots:
                 raise SlotsTaken(f"{worker} wants slot {slot}: {taken.get(slot, f'there are {self._num_slots}')}")
-        self.bindings[worker] = tuple(slots)
+        self.bindings[worker] = Bound(tuple(slots), life)
         if self._devices is None or not slots:
             return {}
         return {VISIBLE: ",".join(self._devices[slot] for slot in slots if slot < len(self._devices))}
@@ -50,3 +60,7 @@ class Allocator:
     def release(self, worker: str) -> None:
         """Its process has ended."""
         self.bindings.pop(worker, None)
+
+    def forked(self, worker: str, pid: int) -> None:
+        """Its process is there."""
+        self.bindings[worker].pid = pid

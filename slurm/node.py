@@ -26,7 +26,7 @@ from pipeline.gps.store import Store, confine, janitor
 from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
-from slurm.allocator import Allocator
+from slurm.allocator import Allocator, SlotsTaken
 from slurm.guardian import sweep
 from slurm.names import user_prefix
 from slurm.workers import Workers
@@ -90,6 +90,7 @@ class Node:
             control,
             on_message=self._channel.send,
             on_exit=self._on_exit,
+            on_fork=self._on_fork,
         )
         self._allocator = Allocator(place.num_slots, place.devices)
         self._mover_at = 0.0
@@ -217,14 +218,28 @@ class Node:
             case _:
                 self._workers.send(body)
 
+    def _on_fork(self, worker: str, pid: int) -> None:
+        self._allocator.forked(worker, pid)
+        self._report_bindings()
+
     def _on_exit(self, worker: str, reason: str) -> None:
+        life = self._allocator.bindings[worker].life
         self._allocator.release(worker)
-        self._channel.send(wire.WorkerExited(worker=worker, reason=reason))
+        self._channel.send(wire.WorkerExited(worker=worker, life=life, reason=reason))
+        self._report_bindings()
         if worker == wire.MOVER:
             self._has_mover = False
             task = asyncio.create_task(self._revive_mover())
             self._reviving.add(task)
             task.add_done_callback(self._reviving.discard)
+
+    def _report_bindings(self) -> None:
+        bindings = [
+            wire.Binding(worker=name, life=bound.life, slots=list(bound.slots), pid=bound.pid)
+            for name, bound in self._allocator.bindings.items()
+            if bound.pid and name != wire.MOVER
+        ]
+        self._channel.send(wire.Bindings(bindings=bindings))
 
     async def _revive_mover(self) -> None:
         await asyncio.sleep(self._mover_at + _MOVER_PERIOD_S - time.monotonic())
@@ -246,8 +261,14 @@ class Node:
             await self._do(body)
 
     async def _start_worker(self, start: wire.StartWorker) -> None:
+        """Refused where its slots are not free: what holds them is said first, so that it can be ended."""
         place = self._place
-        env = self._allocator.bind(start.worker, start.slots)
+        try:
+            env = self._allocator.bind(start.worker, start.slots, start.life)
+        except SlotsTaken as taken:
+            self._report_bindings()
+            self._channel.send(wire.WorkerExited(worker=start.worker, life=start.life, reason=f"refused: {taken}"))
+            return
         order = wire.WorkerOrder(
             start=start, run=str(place.run.path), node=place.node, attempt=place.attempt, gps=self._gps, env=env
         )

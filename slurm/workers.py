@@ -21,7 +21,8 @@ _LAST_WORDS_S = 1.0  # what a dead worker had written is read for at most this l
 
 
 class Workers:
-    """The workers of one node. `on_message` gets what they say, `on_exit(worker, reason)` follows the last of it."""
+    """The workers of one node. `on_fork(worker, pid)` tells that one is there, `on_message` gets what they say,
+    `on_exit(worker, reason)` follows the last of it."""
 
     def __init__(
         self,
@@ -29,11 +30,13 @@ class Workers:
         control: socket.socket,
         on_message: Callable[[wire.FromWorker], None],
         on_exit: Callable[[str, str], None],
+        on_fork: Callable[[str, int], None],
     ) -> None:
         self._process = process
         self._control = control
         self._on_message = on_message
         self._on_exit = on_exit
+        self._on_fork = on_fork
         self._links: dict[str, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -78,6 +81,8 @@ class Workers:
                     self._ready.set_result(seconds)
                 case zygote.Failed(reason=reason):
                     self._ready.set_exception(RuntimeError(f"the zygote cannot fork workers: {reason}"))
+                case zygote.Forked(worker=worker, pid=pid):
+                    self._on_fork(worker, pid)
                 case zygote.Exited(worker=worker, code=code):
                     task = asyncio.create_task(self._part_from(self._links.pop(worker), code))
                     self._tasks.add(task)

@@ -5,8 +5,8 @@
                                              (behind processes.SHIELD: signals are ignored from the start)
 
 The agent sends Preload once, then Fork (with the worker's socket, by SCM_RIGHTS) and Kill; the zygote answers Ready
-or Failed, then Exited for each worker. End of file is the agent's death: the zygote leaves, and by PDEATHSIG its
-workers.
+or Failed, then Forked and Exited for each worker. End of file is the agent's death: the zygote leaves, and by
+PDEATHSIG its workers.
 Only a process of one thread forks safely, so nothing here may start another: neither gRPC nor an OpenMP pool.
 """
 
@@ -70,13 +70,20 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answers Fork."""
+
+    worker: str
+    pid: int
+
+
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     worker: str
     code: int  # as subprocess gives it: negative for a signal
 
 
 ToZygote = Preload | Fork | Kill | Ping
-FromZygote = Ready | Failed | Exited | Alive
+FromZygote = Ready | Failed | Forked | Exited | Alive
 
 _decoder = msgspec.msgpack.Decoder(ToZygote)
 _encoder = msgspec.msgpack.Encoder()
@@ -144,6 +151,7 @@ class Zygote:
             self._become_worker(fork, fd, zygote)
         os.close(fd)
         self._children[os.pidfd_open(pid)] = fork.order.start.worker
+        self._say(Forked(worker=fork.order.start.worker, pid=pid))
 
     def _become_worker(self, fork: Fork, fd: int, zygote: int) -> NoReturn:
         from pipeline.gps.store import confine

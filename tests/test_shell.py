@@ -85,6 +85,19 @@ def test_nothing_is_said_to_a_node_that_is_lost_before_the_core_knows(tmp_path: 
     assert [type(message) for message in sent] == [wire.StartWorker]
 
 
+def test_a_stray_is_killed_on_the_node_where_it_is(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    async def end() -> None:
+        async with new_shell(tmp_path, [], sent) as shell:
+            shell.nodes["n1"] = Node("n1", b"peer", 3)
+            for node in ("n0", "n1"):
+                await shell._perform(de.EndStray(worker="rollout-0", node=node, reason=f"on {node}"))
+
+    asyncio.run(end())
+    assert sent == [wire.KillWorker(worker="rollout-0", reason="on n1")]
+
+
 def copy(number: int, source: str, node: str) -> de.CopyVersion:
     return de.CopyVersion(number=number, version=1, source=source, node=node, is_first=False)
 

@@ -80,6 +80,8 @@ class Core:
                 self.crew.join(event)
             case ev.NodeLost():
                 self.crew.lose(event.node, event.reason, is_gone=event.is_gone)
+            case ev.StraysReported():
+                self.crew.end_strays(event)
             case ev.VersionCopied() | ev.CopyFailed() | ev.VersionSealed():
                 self.crew.take(event)
             case ev.WorkerReady() | ev.WorkerDied() | ev.VersionLoaded() | ev.UpdateFailed():

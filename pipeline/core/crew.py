@@ -8,7 +8,16 @@ left, if need be with fewer replicas.
 from collections.abc import Callable
 
 from pipeline.core import events as ev
-from pipeline.core.decisions import CopyVersion, EndCopy, EndNode, FenceReplica, LoadVersion, StartNode, StartWorker
+from pipeline.core.decisions import (
+    CopyVersion,
+    EndCopy,
+    EndNode,
+    EndStray,
+    FenceReplica,
+    LoadVersion,
+    StartNode,
+    StartWorker,
+)
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet, Worker
 from pipeline.core.memories import Memories
@@ -73,7 +82,7 @@ class Crew:
             if worker.die():
                 self._out.clear(f"worker:{worker.name}")
                 self._release(worker)
-        for name in (f"node:{node}", f"copy:{node}", f"seal:{node}"):
+        for name in (f"node:{node}", f"copy:{node}", f"seal:{node}", f"stray:{node}"):
             self._out.clear(name)
         for receiver in self.memories.lose(node):
             self._out.clear(f"copy:{receiver}")
@@ -198,6 +207,22 @@ class Crew:
         self._out.emit(FenceReplica(worker=worker.name, reason=worker.fault))
         self._out.limit(f"worker:{worker.name}", "engine_start_s")
 
+    def end_strays(self, event: ev.StraysReported) -> None:
+        """What nobody planned is ended; what is to have its name or its slots waits for that."""
+        node, limit = event.node, f"stray:{event.node}"
+        if node not in self.memories:
+            return
+        before = self.fleet.strays.pop(node, ())
+        self._out.clear(limit)
+        if event.strays:
+            self.fleet.strays[node] = event.strays
+            self._out.limit(limit, "engine_start_s")
+        for stray in event.strays:
+            if stray not in before:
+                reason = f"nobody ordered it on {node}, slots {list(stray.slots)}"
+                self._out.emit(EndStray(worker=stray.worker, node=node, reason=reason))
+        self._regroup()
+
     def load_versions(self, load: Callable[[str], int]) -> None:
         """Rollout replicas that serve an older version than the sealed one take that. Those with nothing to do
         (`load(worker)` sequences) do it at once; of the others one after the other, so that the rest goes on."""
@@ -227,7 +252,8 @@ class Crew:
     def _make_room(self) -> None:
         """All slots that there will be are there."""
         missing = self.fleet.missing(essential=bool(self.given_up))
-        if not missing or any(w.is_dismissed and not w.is_down for w in self.fleet.workers.values()):
+        is_yielding = any(w.is_dismissed and not w.is_down for w in self.fleet.workers.values())
+        if not missing or is_yielding or self.fleet.strays:
             return
         yielding = self.fleet.yielding(missing[0]) if self.given_up else []
         if not yielding:
@@ -260,7 +286,7 @@ class Crew:
         worker = self.fleet.workers.get(self._tasks[name].worker if kind == "task" else name)
         if kind == "node":
             self.lose(name, reason)
-        elif kind == "seal":
+        elif kind in ("seal", "stray"):
             self._end_node(name, reason)
         elif kind == "copy":
             self._expire_copy(name, reason)

@@ -44,6 +44,15 @@ class FenceReplica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndStray:
+    """End a process on `node` that was not ordered there. Ends in StraysReported without it."""
+
+    worker: str
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartTask:
     """Submit a stage task to the worker. Ends in TaskStarted, then TaskEnded; or TaskEnded alone."""
 
@@ -169,6 +178,7 @@ Decision = (
     | EndNode
     | StartWorker
     | FenceReplica
+    | EndStray
     | StartTask
     | EndTask
     | Dispatch

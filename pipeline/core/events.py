@@ -110,6 +110,22 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """A process that was not ordered, or not on these slots."""
+
+    worker: str
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StraysReported:
+    """All strays that the node's agent observes now; none if the last of them has ended."""
+
+    node: str
+    strays: tuple[Stray, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStarted:
     task: str
 
@@ -220,6 +236,7 @@ Event = (
     | NodeLost
     | WorkerReady
     | WorkerDied
+    | StraysReported
     | TaskStarted
     | TaskEnded
     | SequenceAdmitted

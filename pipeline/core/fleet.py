@@ -3,7 +3,8 @@
     PLANNED ▶ STARTING ▶ READY ⇄ LOADING ▶ FENCED ▶ DEAD ▶ STARTING (a new process under the same name)
 
 A binding (role, replica, node, slots) is planned here first; the agents' reports make it observed. A slot belongs to
-at most one binding.
+at most one binding. What an agent observes that is not planned is a stray: nothing is started under its name or on its
+slots until it has ended.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.core.events import Role
+from pipeline.core.events import Role, Stray
 
 
 class WorkerState(StrEnum):
@@ -171,6 +172,7 @@ class Fleet:
         self.nodes: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.losses: Counter[str] = Counter()
+        self.strays: dict[str, tuple[Stray, ...]] = {}
 
     # --- nodes and bindings ----------------------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Fleet:
     def lose(self, node: str) -> list[Worker]:
         """Nothing can be started there. Returns the workers bound there, which keep their bindings."""
         self.nodes.pop(node, None)
+        self.strays.pop(node, None)
         self.losses[node] += 1
         return [w for w in self.workers.values() if w.node == node]
 
@@ -206,7 +209,7 @@ class Fleet:
 
     def startable(self) -> list[Worker]:
         """Those without a process on nodes that are there; ranks only if that is all of them."""
-        down = [w for w in self.workers.values() if w.is_down and w.node in self.nodes]
+        down = [w for w in self.workers.values() if w.is_down and w.node in self.nodes and not self._is_barred(w)]
         num_ranks = sum(w.role is Role.TRAIN for w in down)
         return [w for w in down if w.role is not Role.TRAIN or num_ranks == self._num_ranks]
 
@@ -231,7 +234,13 @@ class Fleet:
 
     def free_slots(self, node: str) -> list[int]:
         taken = {s for w in self.workers.values() if w.node == node for s in w.slots}
+        taken.update(s for stray in self.strays.get(node, ()) for s in stray.slots)
         return [s for s in range(self.nodes[node]) if s not in taken]
+
+    def _is_barred(self, worker: Worker) -> bool:
+        """A stray has its name or its slots."""
+        strays = self.strays.get(worker.node, ())
+        return any(stray.worker == worker.name or set(stray.slots) & set(worker.slots) for stray in strays)
 
     def free(self) -> dict[str, int]:
         return {node: len(self.free_slots(node)) for node in self.nodes}

@@ -1,7 +1,7 @@
 """What leaves the core: decisions, and the limits of what is waited for.
 
-Each wait has a name, and says what it exceeded: `task:ID`, `worker:NAME`, `node:NAME`, `copy:NODE`, `seal:NODE`, and
-`nodes`, the first coming of all.
+Each wait has a name, and says what it exceeded: `task:ID`, `worker:NAME`, `node:NAME`, `copy:NODE`, `seal:NODE`,
+`stray:NODE`, and `nodes`, the first coming of all.
 """
 
 import math

@@ -21,17 +21,30 @@ def agent(run: Path, node: str) -> int:
     return pid
 
 
+def are_observed(run: Path) -> bool:
+    """Whether each agent reports what is planned, and the pids are those of the workers."""
+    status = read_json(run / "status.json")
+    logs = run / "logs" / "attempt_1"
+    planned = {(w["node"], w["name"]): w["slots"] for w in status["workers"]}
+    observed = {(node, name): one for node, ones in status["bindings"].items() for name, one in ones.items()}
+    return {key: one["slots"] for key, one in observed.items()} == planned and all(
+        pid_by_log(run, logs / f"{node}-{name}.log") == one["pid"] for (node, name), one in observed.items()
+    )
+
+
 def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_which(pivot: Pivot, tmp_path: Path) -> None:
     run = tmp_path / "r"
     more = ("cluster.min_nodes=1", "placement.roles.rollout.replicas=3", "placement.roles.reward.replicas=2")
     process = begin(tmp_path, "submit", "configs/emulated.yaml", "--run-dir", str(run), *ENDLESS, *TWO_NODES, *more)
     until(lambda: step_of(run) >= 3 and len(read_json(run / "status.json")["workers"]) == 6, process)
+    until(lambda: are_observed(run), process)
     lost = next(w["node"] for w in read_json(run / "status.json")["workers"] if w["name"] == "train-0")
     kept = ({"local-0", "local-1"} - {lost}).pop()
     os.kill(agent(run, lost), signal.SIGKILL)
     until(lambda: read_json(run / "status.json")["nodes"].get(lost) == "given up", process)
     reached = metric_steps(run)[-1] + 2
     until(lambda: metric_steps(run)[-1] >= reached, process)
+    until(lambda: are_observed(run), process)
     workers = {w["name"]: w["node"] for w in read_json(run / "status.json")["workers"]}
     assert {"rollout-0", "reward-0", "train-0"} <= workers.keys() and set(workers.values()) == {kept}
     assert f"{lost} given up" in pivot("status", str(run)).out

@@ -101,6 +101,7 @@ class Lives:
         """Replicas that are killed because others need their slots."""
         self.copies: dict[str, de.CopyVersion] = {}
         self.seals: dict[str, int] = {}
+        self.strays: dict[str, tuple[ev.Stray, ...]] = {}
         self.are_all_there = False
 
     @property
@@ -112,6 +113,7 @@ class Lives:
         waiting.update(f"worker:{name}" for name, state in self.workers.items() if state not in resting)
         waiting.update(f"copy:{node}" for node in self.copies)
         waiting.update(f"seal:{node}" for node in self.seals)
+        waiting.update(f"stray:{node}" for node in self.strays)
         waiting.update(f"node:{node}" for node in self.lost | self.ending)
         return waiting if self.are_all_there else waiting | {"nodes"}
 
@@ -169,6 +171,10 @@ class Lives:
                 self.given_up.discard(event.node)
             case ev.NodeLost():
                 self._lose(event.node)
+            case ev.StraysReported():
+                self.strays.pop(event.node, None)
+                if event.strays and event.node in self.nodes:
+                    self.strays[event.node] = event.strays
             case ev.VersionCopied() | ev.CopyFailed():
                 if event.node in self.copies and self.copies[event.node].number == event.number:
                     del self.copies[event.node]
@@ -194,6 +200,7 @@ class Lives:
         self.ending.discard(node)
         self.copies = {n: c for n, c in self.copies.items() if node not in (n, c.source)}
         self.seals.pop(node, None)
+        self.strays.pop(node, None)
         for worker, (place, _) in self.bindings.items():
             if place == node and (self.workers[worker], WorkerChange.DIED) in LIVES["worker"]:
                 self._worker(worker, WorkerChange.DIED)
@@ -295,6 +302,8 @@ class Lives:
         assert start.node in self.nodes, start
         taken = [(node, slot) for node, slots in self.bindings.values() for slot in slots]
         assert len(taken) == len(set(taken)), self.bindings
+        for stray in self.strays.get(start.node, ()):
+            assert start.worker != stray.worker and not set(start.slots) & set(stray.slots), (start, stray)
 
     # --- the tables ------------------------------------------------------------------------------------------------
 

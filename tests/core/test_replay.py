@@ -50,6 +50,7 @@ EVERY_EVENT: tuple[ev.Event, ...] = (
     ev.NodeLost(node="n0", reason="line one\nline two \udcff \x1b[31m \u2028"),
     ev.WorkerReady(worker="rollout-0", version=0),
     ev.WorkerDied(worker="rollout-0", reason=""),
+    ev.StraysReported(node="n0", strays=(ev.Stray(worker="rollout-1", slots=(0, 1)),)),
     ev.TaskStarted(task="train-1-2"),
     ev.TaskEnded(task="train-1-2", ok=True, result={"a": math.nan, "b": -math.inf, "c": -0.0, "d": 5e-324, "e": 1e23}),
     ev.SequenceAdmitted(step=1, ids=("000001-00000-0000",)),

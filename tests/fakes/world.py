@@ -207,6 +207,8 @@ class World:
             case de.FenceReplica():
                 if decision.worker in self.processes:
                     self.kill(decision.worker)
+            case de.EndStray():
+                self.say(decision.node, ev.StraysReported(node=decision.node, strays=()))
             case de.CommitBatch():
                 self.durable.commit_batch(decision.step, decision.ids, decision.dropped)
                 self.say("", ev.BatchCommitted(step=decision.step))

@@ -1,5 +1,6 @@
 """What tests have workers run: importable there, and light."""
 
+import fcntl
 import os
 import socket
 import threading
@@ -42,6 +43,16 @@ def deaf(sock: socket.socket, order: wire.WorkerOrder) -> None:
     ready = wire.WorkerReady(worker=order.start.worker, version=0, pid=os.getpid(), seconds={})
     sock.sendall(wire.encode_message(ready))
     threading.Event().wait()
+
+
+def hold(sock: socket.socket, order: wire.WorkerOrder) -> None:
+    """A worker's main function that has each device that it sees to itself, or ends: it locks a file for each, for as
+    long as it lives. It becomes a program, so that /proc shows its environment."""
+    for device in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+        file = os.open(os.path.join(order.start.options["locks"], device), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.set_inheritable(file, True)
+    os.execve("/bin/sleep", ["sleep", "infinity"], os.environ | {"HOLDER": order.start.worker})
 
 
 def trespass(sock: socket.socket, order: wire.WorkerOrder) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.allocator import VISIBLE, Allocator, SlotsTaken, devices_here
+from slurm.allocator import VISIBLE, Allocator, Bound, SlotsTaken, devices_here
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_slot_has_one_worker_until_that_is_dead() -> None:
         node.bind("rollout-0", (2,))
     with pytest.raises(SlotsTaken, match="wants slot 3: there are 3"):
         node.bind("train-0", (2, 3))
-    assert node.bindings == {"rollout-0": (0, 1)}, "what was refused has taken nothing"
+    assert node.bindings == {"rollout-0": Bound((0, 1), 0)}, "what was refused has taken nothing"
     node.release("rollout-0")
     node.release("rollout-0")
     node.bind("train-0", (1, 2))
@@ -45,7 +45,7 @@ def test_whatever_is_bound_and_released_no_slot_is_ever_held_twice() -> None:
         if node.bindings and rng.random() < 0.5:
             node.release(rng.choice(list(node.bindings)))
         wanted = rng.sample(range(8), rng.randint(1, 3))
-        held = {slot for slots in node.bindings.values() for slot in slots}
+        held = {slot for bound in node.bindings.values() for slot in bound.slots}
         try:
             seen = node.bind(f"w{n}", wanted)[VISIBLE]
         except SlotsTaken:

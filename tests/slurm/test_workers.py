@@ -36,7 +36,7 @@ def hear(saying: bytes, tmp_path: Path) -> list[Any]:
             ended.set()
 
         process = subprocess.Popen(["sleep", "60"])
-        workers = Workers(process, mine, heard.append, on_exit)
+        workers = Workers(process, mine, heard.append, on_exit, lambda *_: None)
         await workers.fork(ORDER, tmp_path / "w.log")
         _, (fd,), _, _ = socket.recv_fds(its, zygote.MAX_MESSAGE_BYTES, 1)
         with socket.socket(fileno=fd) as worker:

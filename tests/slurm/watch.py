@@ -39,11 +39,14 @@ class Inbox:
 class Watch:
     """Nodes of a run without a core."""
 
-    def __init__(self, path: Path, num_nodes: int = 1, policy: str = "emulated", **limits: float) -> None:
+    def __init__(
+        self, path: Path, num_nodes: int = 1, policy: str = "emulated", num_slots: int = 3, **limits: float
+    ) -> None:
         """`policy`: the path of the model."""
         self.runner = asyncio.Runner()
         model = {"policy": {"path": policy}}
-        self.config = make_config(limits=limits, cluster={"nodes": num_nodes}, model=model)
+        cluster = {"nodes": num_nodes, "slots_per_node": num_slots}
+        self.config = make_config(limits=limits, cluster=cluster, model=model)
         self.run, self.attempt = make_run(path, self.config)
         self.cluster = LocalCluster(self.run)
         self.shell = Inbox()
