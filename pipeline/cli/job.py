@@ -123,6 +123,26 @@ def cancel_job(run: RunFolder, status: Status) -> None:
         time.sleep(_POLL_S)
 
 
+def let_leave(run: RunFolder) -> None:
+    """Wait until the job of a run that is over is over too: its script goes by the marker of the run's end, which the
+    next attempt takes away. Raises ConfigError if it stays. Where Slurm does not answer, the marker is enough."""
+    job = (read_json(run.job) or {}).get("id", "")
+    deadline = time.monotonic() + _LEAVE_S
+    while job and (state := _state(job)):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"job {job} of {run.name} is {state}, though the run is over: `scancel {job}` first")
+        time.sleep(_POLL_S)
+
+
+def _state(job: str) -> str:
+    """Slurm's word for a job that is not over; "" for one that is, or is unknown, or where Slurm is silent."""
+    try:
+        found = _ask(job)
+    except SlurmError:
+        return ""
+    return "" if found is None or found.is_ended else found.state
+
+
 def _ask(job: str) -> "JobState | None":
     """What Slurm says of the job, None if it does not know it; SlurmError if it does not answer soon."""
     from slurm.commands import Clients
