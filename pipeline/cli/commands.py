@@ -26,14 +26,20 @@ def commands() -> None:
 
 _config_arguments = click.argument("config", nargs=-1, required=True, metavar="CONFIG... [KEY.PATH=VALUE ...]")
 _run_argument = click.argument("run")
+_cluster_option = click.option(
+    "--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind."
+)
+_wait_option = click.option(
+    "--wait/--detach", default=None, help="Stay and show progress, or return.  [default: wait on local]"
+)
 
 
 @commands.command()
 @_config_arguments
-@click.option("--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind.")
+@_cluster_option
 @click.option("--run-dir", type=click.Path(file_okay=False), help="The run's folder.  [default: run.root/run.name]")
 @click.option("--name", help="The run's name; overrides run.name.  [default: the first file's name and the time]")
-@click.option("--wait/--detach", default=None, help="Stay and show progress, or return.  [default: wait on local]")
+@_wait_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the whole configuration, start nothing.")
 def submit(
     config: tuple[str, ...],
@@ -57,15 +63,18 @@ def submit(
 @_run_argument
 @click.argument("settings", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
 @click.option("--step", type=click.IntRange(min=0), help="Go back to after this version was published.")
-def resume(run: str, settings: tuple[str, ...], step: int | None) -> int:
+@_cluster_option
+@_wait_option
+def resume(run: str, settings: tuple[str, ...], step: int | None, cluster: str | None, wait: bool | None) -> int:
     """Go on with a run from its newest complete checkpoint.
 
     Settings may change that alter neither data, their order, shapes nor the loss. With --step, where newer steps are
-    there, a new run RUN-fromN is made beside the old one, which stays as it is.
+    there, a new run RUN-fromN is made beside the old one, which stays as it is. A run goes on where it ran, or with
+    --cluster elsewhere.
     """
     from pipeline.cli.resume import resume
 
-    return resume(run, settings, step)
+    return resume(run, settings, step, cluster=cluster, wait=wait)
 
 
 @commands.command()

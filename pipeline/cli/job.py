@@ -1,5 +1,6 @@
 """Runs whose nodes are held by a Slurm job: submitted, followed, asked after and cancelled from the login node."""
 
+import functools
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from slurm.parse import JobState
 
 _POLL_S = 0.5
+_FRESH_S = 2.0
+"""So old may be what is shown of a job, however often one looks: each question costs Slurm's controller a lock."""
 _LEAVE_S = 120.0
 """How long a run may take to stop in order before its job is ended."""
 
@@ -84,7 +87,7 @@ def with_job(run: RunFolder, status: Status) -> Status:
     if run.ended.exists() or not told["id"]:
         return status | {"live": False, "job": told}
     try:
-        job = _ask(told["id"])
+        job = _lately(time.monotonic() // _FRESH_S).get(told["id"]) or _ask().get(told["id"])  # it may be new
     except SlurmError as error:
         return status | {"live": True, "job": told | {"state": "UNKNOWN", "reason": str(error)}}
     if job is None or job.is_ended:
@@ -123,17 +126,43 @@ def cancel_job(run: RunFolder, status: Status) -> None:
         time.sleep(_POLL_S)
 
 
-def _ask(job: str) -> "JobState | None":
-    """What Slurm says of the job, None if it does not know it; SlurmError if it does not answer soon."""
+def let_leave(run: RunFolder) -> None:
+    """Wait until the job of a run that is over is over too: its script goes by the marker of the run's end, which the
+    next attempt takes away. Raises ConfigError if it stays. Where Slurm does not answer, the marker is enough."""
+    job = (read_json(run.job) or {}).get("id", "")
+    deadline = time.monotonic() + _LEAVE_S
+    while job and (state := _state(job)):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"job {job} of {run.name} is {state}, though the run is over: `scancel {job}` first")
+        time.sleep(_POLL_S)
+
+
+def _state(job: str) -> str:
+    """Slurm's word for a job that is not over; "" for one that is, or is unknown, or where Slurm is silent."""
+    try:
+        found = _ask().get(job)
+    except SlurmError:
+        return ""
+    return "" if found is None or found.is_ended else found.state
+
+
+@functools.lru_cache(maxsize=1)
+def _lately(period: float) -> "dict[str, JobState]":
+    """What Slurm says of all jobs, asked once in each period of `_FRESH_S`; SlurmError as below."""
+    return _ask()
+
+
+def _ask() -> "dict[str, JobState]":
+    """What Slurm says now of all jobs that it knows; SlurmError if it does not answer soon."""
     from slurm.commands import Clients
 
-    return Clients(timeout_s=5.0, tries=2).jobs().get(job)
+    return Clients(timeout_s=5.0, tries=2).jobs()
 
 
 def _is_running(job: str) -> bool:
     """Also while Slurm is silent."""
     try:
-        found = _ask(job)
+        found = _ask().get(job)
     except SlurmError:
         return True
     return found is not None and found.state == "RUNNING"

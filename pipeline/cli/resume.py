@@ -12,7 +12,9 @@ from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
 
 
-def resume(name: str, settings: Sequence[str], step: int | None) -> int:
+def resume(
+    name: str, settings: Sequence[str], step: int | None, *, cluster: str | None = None, wait: bool | None = None
+) -> int:
     """Raises ConfigError, and then has changed nothing, if the run lives, has nothing left to do, cannot go back to
     `step`, or if `settings` would change what a resume may not change."""
     from pipeline.checks import check_all
@@ -28,7 +30,7 @@ def resume(name: str, settings: Sequence[str], step: int | None) -> int:
     if status["live"]:
         raise ConfigError(f"{run.name} goes on already (pid {status['pid']}): pivot-pipeline status {name}")
     before = load_resolved(run.config)
-    config = load_resolved(run.config, settings)
+    config = load_resolved(run.config, [*settings, *([f"cluster.kind={cluster}"] if cluster else [])])
     check_changes(run, before, config)
     check_all(config)
     _name_skipped(run, before)
@@ -40,7 +42,7 @@ def resume(name: str, settings: Sequence[str], step: int | None) -> int:
         source = f"checkpoint step_{back.base}" if back.base else "the base model"
         again = f" and the recorded batches of {back.base + 1}..{step}" if back.base < step else ""
         click.echo(visible(f"{fork.name} goes on after step {step} of {run.name}, from {source}{again}"))
-        return start(fork, load_resolved(fork.config), None)
+        return start(fork, load_resolved(fork.config), wait)
     if status["status"] == "done" and total <= before.trainer.total_training_steps:
         raise ConfigError(
             f"{run.name} is done: all {before.trainer.total_training_steps} steps are trained, nothing is left to do; "
@@ -49,10 +51,14 @@ def resume(name: str, settings: Sequence[str], step: int | None) -> int:
     if total < before.trainer.total_training_steps and (begun := recorded(run.queue).begun) > total:
         raise ConfigError(f"trainer.total_training_steps is {total}, but step {begun} is begun: at least {begun}")
     _refuse_empty_store(run, before, config)
+    if run.job.exists():
+        from pipeline.cli.job import let_leave
+
+        let_leave(run)
     if config != before:
         save_resolved(config, run.config)
     click.echo(f"resuming {visible(run.name)} ({how_it_stands(status)}, step {status.get('step', 0)})")
-    return start(run, config, None)
+    return start(run, config, wait)
 
 
 def _name_skipped(run: RunFolder, config: Config) -> None:

@@ -75,6 +75,7 @@ def start(run: RunFolder, config: Config, wait: bool | None) -> int:
         return follow(run, attempt, JobProcess(run, job), rows=rows) if wait else 0
     from slurm.local import start_controller
 
+    run.job.unlink(missing_ok=True)  # an earlier life's: what Slurm says of it is not said of this one
     waits = wait is None or wait
     process = start_controller(run, detach=not waits)
     if waits:

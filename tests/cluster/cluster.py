@@ -1,7 +1,7 @@
 """A real Slurm on this machine: munge, slurmctld and a slurmd for each virtual node, up in seconds, and its faults.
 
 No systemd, no accounting, nothing outside the folder given, no process that outlives `down` (nor this process). All
-nodes share hostname, ports, /tmp and /dev/shm: what tells them apart is SLURMD_NODENAME.
+nodes share hostname, ports and /tmp, and without `own_memory` also /dev/shm: what tells them apart is SLURMD_NODENAME.
 
     with SlurmCluster(folder, nodes=2, gpus=4) as cluster:
         cluster.client("sbatch", "--wrap", "hostname")       # or any process with cluster.env in its environment
@@ -151,6 +151,10 @@ class SlurmCluster:
         machines = [self._machines[node]] if node else self._machines.values()
         return [pid for machine in machines for pid in machine.processes()]
 
+    def memory(self, node: str) -> Path:
+        """The node's /dev/shm: the host's, unless each has its own."""
+        return self._machines[node].memory
+
     def slurmd(self, node: str) -> int | None:
         """Its pid, if it lives."""
         return self._living(node)
@@ -160,7 +164,7 @@ class SlurmCluster:
         self._kill(node)
 
     def crash(self, node: str, forgets_steps: bool = False) -> int:
-        """A power cut: all processes of the node end at one instant. How many they were.
+        """A power cut: all processes of the node end at one instant, and its own memory is empty. How many they were.
 
         With `forgets_steps` the sockets of its steps are lost too, but not the script of its job. Then, if this was
         a batch host and returns, Slurm cannot start the job there again ("launch failed requeued held"). Where the
@@ -168,6 +172,9 @@ class SlurmCluster:
         ran for 15 s before; a younger one stays RUNNING without a script.
         """
         count = self._machines[node].crash()
+        if self.settings.own_memory:
+            for path in self.memory(node).iterdir():
+                path.unlink()
         if forgets_steps:
             for socket in (self.folder / "spool" / node).glob(f"{node}_*"):
                 socket.unlink()
@@ -243,7 +250,8 @@ class SlurmCluster:
         if path is None:
             raise ClusterError(f"{name} is not installed")
         if machine not in self._machines:
-            self._machines[machine] = Machine({"PATH": PATH, **self.env})
+            own_memory = self.settings.own_memory and machine in self.nodes
+            self._machines[machine] = Machine({"PATH": PATH, **self.env}, own_memory)
         ours = ["-D", "-f", str(self.conf)] if name != "munged" else []
         log = self.folder / "log" / (f"{name}.{machine}.out" if ours else "munged.log")  # the others write logs too
         self._daemons[machine] = self._machines[machine].start([path, *ours, *args], log)

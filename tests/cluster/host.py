@@ -2,6 +2,7 @@
 
 Run as a script, on an interpreter without packages. It is a subreaper: daemons that detach and orphans of any depth
 become its children, so the processes of the node are its descendants, whatever they did to hide. It reaps them too.
+With the argument `own-memory` they have a /dev/shm of their own.
 
 consumes  one JSON line `{"start": [PROGRAM, ...], "log": FILE}` on stdin for each program to start; end of file
 produces  one line with the program's pid for each; at the end of file, it kills all descendants and exits
@@ -16,6 +17,7 @@ import signal
 import sys
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 def start(order: dict[str, object]) -> int:
@@ -95,10 +97,22 @@ def serve() -> None:
                 print(start(json.loads(line)), flush=True)
 
 
+def own_memory() -> None:
+    """Mount a new /dev/shm that only this process and its descendants see. It goes with the last of them. OSError."""
+    _call("unshare", _CLONE_NEWNS)
+    _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    _call("mount", b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"mode=1777")
+
+
+def _call(name: str, *arguments: int | bytes | None) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
 def main() -> None:
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    if "own-memory" in sys.argv[1:]:
+        own_memory()
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     serve()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -17,11 +17,14 @@ _ANSWER_S = 20
 
 
 class Machine:
-    """What is started here, and whatever that starts, lives at most as long as this object's process."""
+    """What is started here, and whatever that starts, lives at most as long as this object's process.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    `own_memory`: with a /dev/shm of its own, which takes the right to mount (`can_own_memory`).
+    """
+
+    def __init__(self, environment: Mapping[str, str], own_memory: bool = False) -> None:
         self._host = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(host.__file__))],
+            [sys.executable, "-I", "-S", str(Path(host.__file__)), *(["own-memory"] if own_memory else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
@@ -41,6 +44,11 @@ class Machine:
         if not answer:
             raise RuntimeError(f"the virtual machine is dead: {argv[0]} was not started")
         return int(answer)
+
+    @property
+    def memory(self) -> Path:
+        """Its /dev/shm, as other processes reach it."""
+        return Path("/proc", str(self._host.pid), "root", "dev/shm")
 
     def processes(self) -> list[int]:
         """All that runs here, parents before their children. Zombies are not alive."""
@@ -86,6 +94,12 @@ class Machine:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {left} outlived SIGKILL by {_ANSWER_S} s")
             time.sleep(0.01)
+
+
+def can_own_memory() -> bool:
+    """Whether this process may give a machine a /dev/shm of its own."""
+    script = f"import runpy; runpy.run_path({host.__file__!r})['own_memory']()"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True).returncode == 0
 
 
 def signal_all(pids: Sequence[int] | set[int], number: signal.Signals) -> None:

@@ -20,7 +20,8 @@ class Settings:
 
     A node that is silent for `slurmd_timeout_s` is DOWN. A requeued job may start `cred_expire_s` + 1 later. Jobs of
     the partition `low` are requeued for those of `main`: they get SIGTERM (and with `user_signal` the signal they
-    asked for), and `grace_s` + `kill_wait_s` later SIGKILL.
+    asked for), and `grace_s` + `kill_wait_s` later SIGKILL. `own_memory`: each node has its own /dev/shm, which the
+    processes of no other node can see.
     """
 
     nodes: int = 4
@@ -32,6 +33,7 @@ class Settings:
     kill_wait_s: int = 5
     slurmd_timeout_s: int = 15
     cred_expire_s: int = 5
+    own_memory: bool = False
 
     @property
     def names(self) -> list[str]:

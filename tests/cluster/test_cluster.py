@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import ClusterError, SlurmCluster, packages, require
-from tests.cluster.machine import Machine, is_alive
+from tests.cluster.machine import Machine, can_own_memory, is_alive
 from tests.cluster.settings import Settings, free_ports, write
 
 pytestmark = pytest.mark.slurm
@@ -80,6 +80,19 @@ def test_the_end_of_a_machine_is_the_end_of_what_runs_on_it(tree: tuple[Machine,
     pids = machine.processes()
     machine.close()
     assert not any(map(is_alive, pids))
+
+
+def test_machines_with_their_own_memory_see_no_other(tmp_path: Path) -> None:
+    if not can_own_memory():
+        pytest.skip("NO RIGHT TO MOUNT HERE: nodes share one /dev/shm, and what keeps them apart there is not tested")
+    machines = [Machine({"PATH": os.defpath}, own_memory=True) for _ in range(2)]
+    for number, machine in enumerate(machines):
+        machine.start(["/bin/sh", "-c", f": > /dev/shm/of-{number}; echo up; sleep 100; :"], tmp_path / f"log{number}")
+    wait_for(lambda: all(text(tmp_path / f"log{number}") == "up\n" for number in range(2)), "both have written")
+    assert [os.listdir(machine.memory) for machine in machines] == [["of-0"], ["of-1"]]
+    assert not any(Path(f"/dev/shm/of-{number}").exists() for number in range(2))
+    for machine in machines:
+        machine.close()
 
 
 # --- the cluster ----------------------------------------------------------------------------------------------------

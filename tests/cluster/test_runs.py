@@ -1,9 +1,6 @@
 """Runs in jobs of a real Slurm: what befalls them, several things per job, for each start of a node costs seconds."""
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +14,6 @@ from tests.scenarios.runs import pivot, rows
 
 pytestmark = pytest.mark.slurm
 LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
-
-
-@pytest.fixture
-def folder(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Outside of pytest's long paths, as a user's is; commands given meanwhile find the cluster."""
-    for name, value in cluster.env.items():
-        monkeypatch.setenv(name, value)
-    path = Path(tempfile.mkdtemp(prefix="pivot runs-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def end_well(run: JobRun) -> None:

@@ -1,0 +1,33 @@
+"""What the command line says of a run's job, by clients that do what the test wants."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import job
+from pipeline.cli.runs import how_it_stands, read_status
+from pipeline.run_folder import RunFolder, write_json
+from tests.slurm.clients import FakeSlurm, queue
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
+    """On the PATH, with nothing remembered of what another Slurm said."""
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{fake.folder}:{os.defpath}")
+    job._lately.cache_clear()
+    yield fake
+    job._lately.cache_clear()
+
+
+def test_who_stays_with_a_run_does_not_ask_slurm_each_time_it_looks(fake: FakeSlurm, tmp_path: Path) -> None:
+    fake.script("squeue", queue(j17="PENDING", j18="RUNNING"))
+    runs = [RunFolder(tmp_path / name) for name in ("a", "b")]
+    for run, id in zip(runs, ("17", "18"), strict=True):
+        run.create()
+        write_json(run.job, {"id": id})
+    for _ in range(50):
+        assert [how_it_stands(read_status(run)) for run in runs] == ["queued", "new"]
+    assert len(fake.calls("squeue")) < 10

@@ -1,0 +1,121 @@
+"""The quickstart with its real engines in jobs of a real Slurm: bit for bit what it trains on `local`.
+
+The nodes have each a shared memory of their own, where this process may mount one: what a node holds has come to it.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import SlurmCluster, require
+from tests.cluster.machine import can_own_memory
+from tests.scenarios.jobs import JOB
+from tests.scenarios.runs import begin, check_same, checkpoints, pivot, sequences, submit, succeed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 4
+QUICKSTART = (
+    *("run.determinism=strict", f"trainer.total_training_steps={STEPS}", "tracking.uri=none"),
+    *("checkpoint.save_freq=2", "checkpoint.keep=100", "data.train_batch_size=4", "rollout.n=4"),
+    *("evaluate.freq=2", "evaluate.num_prompts=16"),
+)
+ONE_NODE = (*JOB, "cluster.nodes=1", "trainer.ranks=1")
+TWO_NODES = (*JOB, "cluster.nodes=2", "cluster.slots_per_node=2", "trainer.ranks=1")
+"""Engines on one, the trainer on the other: each version goes from memory to memory."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run in a job, and what each node's memory was seen to hold while it went on."""
+
+    path: Path
+    seen: dict[str, set[str]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    require()
+    folder = tmp_path_factory.mktemp("slurm")
+    with (
+        SlurmCluster(folder, nodes=4, gpus=4, own_memory=can_own_memory()) as cluster,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in cluster.env.items():
+            patch.setenv(name, value)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pivot-quickstart-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def local(folder: Path) -> Path:
+    run = folder / "local"
+    succeed(submit(run, *QUICKSTART, config="configs/quickstart.yaml"))
+    assert set(checkpoints(run)) == {"step_2", "step_4"} and set(sequences(run)) == set(range(1, STEPS + 1))
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_nodes(folder: Path, cluster: SlurmCluster) -> Watched:
+    run = Watched(folder / "two", {node: set() for node in cluster.nodes})
+    process = begin("submit", "configs/quickstart.yaml", "--run-dir", str(run.path), "--wait", *QUICKSTART, *TWO_NODES)
+    out = None
+    while out is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, _ = process.communicate(timeout=0.2)
+        for node in cluster.nodes:
+            run.seen[node].update(os.listdir(cluster.memory(node)))
+    assert process.returncode == 0, out
+    return run
+
+
+def test_a_job_of_one_node_trains_what_local_trains(local: Path, folder: Path, cluster: SlurmCluster) -> None:
+    run = folder / "one"
+    succeed(submit(run, *QUICKSTART, *ONE_NODE, config="configs/quickstart.yaml"))
+    check_same(run, local)
+    assert checkpoints(run) == checkpoints(local)
+
+    back = ("resume", str(run), "--step", "2", "--cluster", "local")
+    succeed(pivot(*back, "cluster.slots_per_node=3"))
+    check_same(folder / "one-from2", local)
+    assert checkpoints(folder / "one-from2") == checkpoints(local)
+
+
+def test_a_job_of_two_nodes_trains_what_local_trains(local: Path, two_nodes: Watched) -> None:
+    check_same(two_nodes.path, local)
+    assert checkpoints(two_nodes.path) == checkpoints(local)
+
+
+def test_a_node_holds_its_own_stores_alone(two_nodes: Watched, cluster: SlurmCluster) -> None:
+    if not cluster.settings.own_memory:
+        pytest.skip("NODES SHARE ONE /dev/shm HERE: giving each its own takes the right to mount")
+    used = {node: names for node, names in two_nodes.seen.items() if names}
+    assert len(used) == 2
+    for node, names in used.items():
+        assert all(f"-{node}-" in name for name in names), names
+        for store in ("policy.0", "policy.1", "genrm.0"):
+            assert any(name.endswith(f"-{store}") for name in names), (store, names)
+    cluster.wait_until(lambda: not any(os.listdir(cluster.memory(node)) for node in cluster.nodes), "nothing is left")
+
+
+def test_a_run_of_local_goes_on_in_a_job_from_a_step_between_checkpoints(
+    local: Path, folder: Path, cluster: SlurmCluster
+) -> None:
+    """Step 3 is trained again from its recorded batch, on two nodes."""
+    succeed(pivot("resume", str(local), "--step", "3", "--cluster", "slurm", "--wait", *TWO_NODES))
+    fork = folder / "local-from3"
+    check_same(fork, local)
+    assert checkpoints(fork) == checkpoints(local)
