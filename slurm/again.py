@@ -12,6 +12,7 @@ import argparse
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ _PERIOD_S = 1.0
 _OUTAGE_S = 5.0
 """Between two tries while Slurm's controller does not answer."""
 _SCRIPT = "script"
+_HELD = "it starts again by the process that holds the allocation"
 
 
 def stand_by(run: RunFolder, life: str, *, is_alone: bool, is_termed: bool, clients: Clients | None = None) -> str:
@@ -63,8 +65,11 @@ def start_again(run: RunFolder, life: str, who: str, is_ending: bool, clients: C
     Raises SlurmError; after an outage it may be called again.
     """
     job = life.partition(".")[0]
-    if (told := (read_json(run.job) or {}).get("id", job)) != job:
-        return f"job {told} has the run now"
+    told = read_json(run.job) or {}
+    if told.get("in_allocation"):
+        return _HELD
+    if told.get("id", job) != job:
+        return f"job {told['id']} has the run now"
     if not _is_first(run, life, who):
         return ""
     restarts, config = int(os.environ.get(RESTARTS, "0")), read_tree(run.config)
@@ -171,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
             time.sleep(_OUTAGE_S)
         else:
             print(said or "one of its agents has the job start again", flush=True)
-            break
+            sys.exit(said == _HELD)  # there the script is not to wait for its end
 
 
 if __name__ == "__main__":

@@ -14,16 +14,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.processes import SHIELD, python_command
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import outside_of_jobs
-from slurm.names import AGENT_STEP, REPLACES, RESTARTS, left_marker, script_beat
+from slurm.names import AGENT_STEP, CONTROLLER_STEP, REPLACES, RESTARTS, left_marker, script_beat
 
 _LOOPS = 50
 """So often a node's agent is started again by the script; the controller gives up earlier."""
+_LEAVE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,20 @@ def _outside_of_jobs() -> Iterator[None]:
         os.environ.update(before)
 
 
-def script(run: RunFolder, config: Config) -> str:
+def write_script(
+    run: RunFolder, config: Config, control: Callable[[str], int], job: str, path: Path, after: Predecessor
+) -> None:
+    """What `submit_job` would give to sbatch, to be run inside job `job`."""
+    from submitit.core.utils import DelayedSubmission, JobPaths
+
+    run.jobs.mkdir(mode=0o700, exist_ok=True)
+    DelayedSubmission(control, str(run.path)).dump(JobPaths(run.jobs, job_id=job).submitted_pickle)
+    path.write_text(script(run, config, after))
+
+
+def script(run: RunFolder, config: Config, after: Predecessor | None = None) -> str:
     """The text that `submit_job` gives to sbatch."""
-    executor = _executor(run, config, Predecessor())
+    executor = _executor(run, config, after or Predecessor())
     text: str = executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
     return text
 
@@ -101,7 +114,7 @@ def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: igno
         teardown=_start_again(run, config),
         srun_args=[
             *("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"),
-            *("--cpu-bind=none", "--mem=0"),
+            *("--cpu-bind=none", "--mem=0", f"--job-name={CONTROLLER_STEP}"),
         ],
         additional_parameters={
             **asked.extra,
@@ -154,7 +167,11 @@ def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[st
 
 
 def _start_again(run: RunFolder, config: Config) -> list[str]:
-    """The script's last line: the controller is gone. What starts the job again ends this script; it waits for that."""
+    """The script's last lines: the controller is gone. What starts the job again ends this script; it waits for that.
+    At the end of the run agents are given time to leave."""
     again = shlex.join([*SHIELD, *python_command("slurm.again", str(run.path))])
     command = f"{_inside(config.cluster.slurm.container, again)} --job $life"
-    return [f"[ -e {shlex.quote(str(run.ended))} ] || {{ {command} && sleep 60; }}"]
+    return [
+        f"[ -e {shlex.quote(str(run.ended))} ] || {{ {command} && sleep 60; }}",
+        f'for k in $(seq {_LEAVE_S * 5}); do [ -n "$(jobs -r)" ] || break; sleep .2; done',
+    ]

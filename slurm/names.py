@@ -8,8 +8,8 @@ from pipeline.run_folder import RunFolder
 
 RESTARTS = "PIVOT_RESTARTS"
 """In a job's environment: how often this job, and those before it in whose place it is, were started again."""
-AGENT_STEP = "agent"
-"""Name of the Slurm step that an agent runs in."""
+AGENT_STEP, CONTROLLER_STEP = "agent", "controller"
+"""Names of the Slurm steps that these run in."""
 REPLACES = "PIVOT_REPLACES"
 """In a job's environment: the job in whose place it is."""
 

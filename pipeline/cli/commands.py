@@ -29,6 +29,9 @@ _run_argument = click.argument("run")
 _cluster_option = click.option(
     "--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind."
 )
+_allocation_option = click.option(
+    "--in-allocation", is_flag=True, help="In the Slurm allocation that this shell holds (salloc), not in a job."
+)
 _wait_option = click.option(
     "--wait/--detach", default=None, help="Stay and show progress, or return.  [default: wait on local]"
 )
@@ -39,6 +42,7 @@ _wait_option = click.option(
 @_cluster_option
 @click.option("--run-dir", type=click.Path(file_okay=False), help="The run's folder.  [default: run.root/run.name]")
 @click.option("--name", help="The run's name; overrides run.name.  [default: the first file's name and the time]")
+@_allocation_option
 @_wait_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the whole configuration, start nothing.")
 def submit(
@@ -48,6 +52,7 @@ def submit(
     name: str | None,
     wait: bool | None,
     dry_run: bool,
+    in_allocation: bool,
 ) -> int:
     """Start a run.
 
@@ -56,7 +61,9 @@ def submit(
     """
     from pipeline.cli.submit import submit
 
-    return submit(config, cluster=cluster, run_dir=run_dir, name=name, wait=wait, dry_run=dry_run)
+    return submit(
+        config, cluster=cluster, run_dir=run_dir, name=name, wait=wait, dry_run=dry_run, in_allocation=in_allocation
+    )
 
 
 @commands.command()
@@ -64,8 +71,16 @@ def submit(
 @click.argument("settings", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
 @click.option("--step", type=click.IntRange(min=0), help="Go back to after this version was published.")
 @_cluster_option
+@_allocation_option
 @_wait_option
-def resume(run: str, settings: tuple[str, ...], step: int | None, cluster: str | None, wait: bool | None) -> int:
+def resume(
+    run: str,
+    settings: tuple[str, ...],
+    step: int | None,
+    cluster: str | None,
+    wait: bool | None,
+    in_allocation: bool,
+) -> int:
     """Go on with a run from its newest complete checkpoint.
 
     Settings may change that alter neither data, their order, shapes nor the loss. With --step, where newer steps are
@@ -74,7 +89,7 @@ def resume(run: str, settings: tuple[str, ...], step: int | None, cluster: str |
     """
     from pipeline.cli.resume import resume
 
-    return resume(run, settings, step, cluster=cluster, wait=wait)
+    return resume(run, settings, step, cluster=cluster, wait=wait, in_allocation=in_allocation)
 
 
 @commands.command()

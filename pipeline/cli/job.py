@@ -81,6 +81,18 @@ def start_job(run: RunFolder, config: Config) -> str:
     return job
 
 
+def start_in_allocation(run: RunFolder, config: Config) -> str:
+    """Go on in the allocation that this process is in; its id."""
+    from pipeline.cli.controller import control_job
+    from slurm.held import hold
+
+    run.ended.unlink(missing_ok=True)
+    job = hold(run, config, control_job)
+    click.echo(f"{run.name} runs in allocation {job} and ends with it, {run.path} is what it writes")
+    click.echo(f"  pivot-pipeline status {as_argument(run)}")
+    return job
+
+
 def with_job(run: RunFolder, status: Status) -> Status:
     """The status with what Slurm says of its job; `live`: the job is there, or may be: Slurm did not answer."""
     told: dict[str, Any] = {"id": (read_json(run.job) or {}).get("id", ""), "state": "", "reason": "", "held": False}
@@ -109,41 +121,61 @@ def describe_job(job: dict[str, Any]) -> str:
 
 def cancel_job(run: RunFolder, status: Status) -> None:
     """The marker first: then nothing of the job is started again or requeued. One that waits is ended at once; else
-    the controller saves and leaves."""
-    job = status["job"]
+    the controller saves and leaves. An allocation that its user holds stays."""
+    told = read_json(run.job) or {}
     write_json(run.ended, {"status": "cancelled", "attempt": status["attempt"]})
     from slurm.commands import Clients
 
-    clients, is_running = Clients(), job["state"] == "RUNNING"
-    clients.cancel(job["id"], "TERM" if is_running else None)
-    if not is_running:
-        return
-    deadline = time.monotonic() + _LEAVE_S
-    while _is_running(job["id"]):
-        if time.monotonic() > deadline:
-            clients.cancel(job["id"])
-            raise ConfigError(f"{run.name} did not stop within {_LEAVE_S:g} s: its job {job['id']} is ended")
-        time.sleep(_POLL_S)
+    clients = Clients()
+    if told.get("in_allocation"):
+        _end_steps(told["id"], "TERM")
+    else:
+        clients.cancel(told["id"], "TERM" if status["job"]["state"] == "RUNNING" else None)
+    try:
+        let_leave(run)
+    except ConfigError:
+        if told.get("in_allocation"):
+            _end_steps(told["id"], None)
+        else:
+            clients.cancel(told["id"])
+        raise ConfigError(f"{run.name} did not stop within {_LEAVE_S:g} s: its job {told['id']} is ended") from None
+
+
+def _end_steps(job: str, signal_name: str | None) -> None:
+    """The controller hears a signal; ended are all."""
+    from slurm.commands import Clients
+    from slurm.held import steps
+
+    clients = Clients()
+    for id, name in steps(job, clients).items():
+        if signal_name is None or name == "controller":
+            clients.cancel(id, signal_name)
 
 
 def let_leave(run: RunFolder) -> None:
     """Wait until the job of a run that is over is over too: its script goes by the marker of the run's end, which the
     next attempt takes away. Raises ConfigError if it stays. Where Slurm does not answer, the marker is enough."""
-    job = (read_json(run.job) or {}).get("id", "")
+    told = read_json(run.job) or {}
     deadline = time.monotonic() + _LEAVE_S
-    while job and (state := _state(job)):
+    while told and (state := _state(told)):
         if time.monotonic() > deadline:
-            raise ConfigError(f"job {job} of {run.name} is {state}, though the run is over: `scancel {job}` first")
+            raise ConfigError(f"job {told['id']} of {run.name} is {state}, though the run is over: `scancel` it first")
         time.sleep(_POLL_S)
 
 
-def _state(job: str) -> str:
-    """Slurm's word for a job that is not over; "" for one that is, or is unknown, or where Slurm is silent."""
+def _state(told: dict[str, Any]) -> str:
+    """Slurm's word for a run's job that is not over; "" for one that is, or is unknown, or where Slurm is silent. Of an
+    allocation only the run's own steps count."""
+    from slurm.commands import Clients
+    from slurm.held import steps
+
     try:
-        found = _ask().get(job)
+        found = _ask().get(told["id"])
+        if found is None or found.is_ended or (told.get("in_allocation") and not steps(found.id, Clients())):
+            return ""
     except SlurmError:
         return ""
-    return "" if found is None or found.is_ended else found.state
+    return found.state
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,12 +189,3 @@ def _ask() -> "dict[str, JobState]":
     from slurm.commands import Clients
 
     return Clients(timeout_s=5.0, tries=2).jobs()
-
-
-def _is_running(job: str) -> bool:
-    """Also while Slurm is silent."""
-    try:
-        found = _ask().get(job)
-    except SlurmError:
-        return True
-    return found is not None and found.state == "RUNNING"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from pipeline.cli.runs import find_run, how_it_stands, read_status
-from pipeline.cli.submit import start
+from pipeline.cli.submit import cluster_settings, start
 from pipeline.cli.terminal import visible
 from pipeline.config import Config, load_resolved, save_resolved
 from pipeline.core.errors import ConfigError
@@ -13,7 +13,13 @@ from pipeline.run_folder import RunFolder
 
 
 def resume(
-    name: str, settings: Sequence[str], step: int | None, *, cluster: str | None = None, wait: bool | None = None
+    name: str,
+    settings: Sequence[str],
+    step: int | None,
+    *,
+    cluster: str | None = None,
+    wait: bool | None = None,
+    in_allocation: bool = False,
 ) -> int:
     """Raises ConfigError, and then has changed nothing, if the run lives, has nothing left to do, cannot go back to
     `step`, or if `settings` would change what a resume may not change."""
@@ -30,7 +36,7 @@ def resume(
     if status["live"]:
         raise ConfigError(f"{run.name} goes on already (pid {status['pid']}): pivot-pipeline status {name}")
     before = load_resolved(run.config)
-    config = load_resolved(run.config, [*settings, *([f"cluster.kind={cluster}"] if cluster else [])])
+    config = load_resolved(run.config, [*settings, *cluster_settings(cluster, in_allocation)])
     check_changes(run, before, config)
     check_all(config)
     _name_skipped(run, before)
@@ -42,7 +48,7 @@ def resume(
         source = f"checkpoint step_{back.base}" if back.base else "the base model"
         again = f" and the recorded batches of {back.base + 1}..{step}" if back.base < step else ""
         click.echo(visible(f"{fork.name} goes on after step {step} of {run.name}, from {source}{again}"))
-        return start(fork, load_resolved(fork.config), wait)
+        return start(fork, load_resolved(fork.config), wait, in_allocation)
     if status["status"] == "done" and total <= before.trainer.total_training_steps:
         raise ConfigError(
             f"{run.name} is done: all {before.trainer.total_training_steps} steps are trained, nothing is left to do; "
@@ -58,7 +64,7 @@ def resume(
     if config != before:
         save_resolved(config, run.config)
     click.echo(f"resuming {visible(run.name)} ({how_it_stands(status)}, step {status.get('step', 0)})")
-    return start(run, config, wait)
+    return start(run, config, wait, in_allocation)
 
 
 def _name_skipped(run: RunFolder, config: Config) -> None:

@@ -25,11 +25,12 @@ def submit(
     name: str | None,
     wait: bool | None,
     dry_run: bool,
+    in_allocation: bool,
 ) -> int:
     from pipeline.checks import check_all
     from pipeline.resume import keep_inputs
 
-    overrides = [f"cluster.kind={cluster}"] if cluster else []
+    overrides = cluster_settings(cluster, in_allocation)
     overrides += [f"run.name={json.dumps(name)}"] if name is not None else []
     config = load_arguments(arguments, overrides)
     run = RunFolder(Path(run_dir).absolute() if run_dir else _default_folder(config, arguments[0]))
@@ -55,7 +56,7 @@ def submit(
         shutil.rmtree(run.path, ignore_errors=True)
         raise
     try:
-        return start(run, config, wait)
+        return start(run, config, wait, in_allocation)
     except ConfigError:  # Slurm took no job
         if not run.job.exists():
             shutil.rmtree(run.path, ignore_errors=True)
@@ -64,14 +65,21 @@ def submit(
         raise
 
 
-def start(run: RunFolder, config: Config, wait: bool | None) -> int:
+def cluster_settings(cluster: str | None, in_allocation: bool) -> list[str]:
+    """What the options say of where it runs, as settings."""
+    if in_allocation and cluster == "local":
+        raise ConfigError("--in-allocation is for --cluster slurm")
+    return [f"cluster.kind={cluster or 'slurm'}"] if cluster or in_allocation else []
+
+
+def start(run: RunFolder, config: Config, wait: bool | None, in_allocation: bool = False) -> int:
     attempt = (run.attempts() or [0])[-1] + 1
     rows = Rows(run)
     rows.new()  # those of earlier attempts were shown then
     if config.cluster.kind == "slurm":
-        from pipeline.cli.job import JobProcess, start_job
+        from pipeline.cli.job import JobProcess, start_in_allocation, start_job
 
-        job = start_job(run, config)
+        job = (start_in_allocation if in_allocation else start_job)(run, config)
         return follow(run, attempt, JobProcess(run, job), rows=rows) if wait else 0
     from slurm.local import start_controller
 

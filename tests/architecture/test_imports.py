@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "slurm/agent.py",
     "slurm/allocation.py",  # what a submission must not inherit
     "slurm/commands.py",
+    "slurm/held.py",  # which allocation this is
     "slurm/job.py",  # which job this is
     "slurm/zygote.py",
     "slurm/workers.py",

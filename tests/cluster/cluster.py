@@ -116,6 +116,9 @@ class SlurmCluster:
         lines = self.client("squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i %T").splitlines()
         return dict(line.split() for line in lines)
 
+    def jobs_in(self, state: str) -> list[str]:
+        return [job for job, found in self.jobs().items() if found == state]
+
     def node_states(self) -> dict[str, str]:
         """State of each node, without the flags that Slurm appends to it ("*": it does not answer)."""
         lines = self.client("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()

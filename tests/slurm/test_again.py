@@ -147,7 +147,9 @@ def test_the_script_asks_until_slurm_answers(
     asked = Asked(outages=2)
     monkeypatch.setattr(again, "Clients", lambda: asked)
     monkeypatch.setattr(again, "_OUTAGE_S", 0.01)
-    again.main([str(run.path), "--job", "12.0"])
+    with pytest.raises(SystemExit) as ended:
+        again.main([str(run.path), "--job", "12.0"])
+    assert not ended.value.code
     assert asked.done == [("requeue", "12")]
     assert capsys.readouterr().out.splitlines() == ["timed out", "timed out", "job 12 is requeued"]
 
