@@ -26,7 +26,7 @@ from harness import Must, main, parser
 
 from tests.cluster import SlurmCluster
 from tests.scenarios import jobs
-from tests.scenarios.deaths import Death, node, queue, worker
+from tests.scenarios.deaths import Death, full_disk, node, queue, small_disk, worker
 from tests.scenarios.faults import SETTINGS, account
 from tests.scenarios.jobs import JobRun, lost_node, requeued, unnoticed
 from tests.scenarios.runs import pivot, rows
@@ -34,11 +34,11 @@ from tests.scenarios.runs import pivot, rows
 NOTHING = Must(at_most=0)
 MUST = {
     **dict.fromkeys(("lost", "doubled", "too_old", "left"), NOTHING),
-    "faults": Must(at_least=18),
+    "faults": Must(at_least=21),
     "loss_s/max": Must(at_most=5),
 }
 LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
-HEARTBEAT_S = 2.0
+LOW = ("cluster.slurm.partition=low",)
 
 KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
     "processes": (
@@ -56,10 +56,10 @@ KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
             (requeued("USR2", jobs.warn), ""),
         ],
     ),
-    "preemption": (
-        ("cluster.slurm.partition=low", "cluster.nodes=2", "cluster.slurm.grace_s=3"),
-        [(requeued("preempted, user signal", jobs.preempt), "")],
-    ),
+    "preemption": (LOW, [(requeued("preempted, user signal", jobs.preempt), "")]),
+    "preemption without signal": (LOW, [(requeued("preempted, TERM alone", jobs.preempt), "")]),
+    "ends": ((), [(jobs.cancelled_by_slurm, "")]),
+    "disk": ((), []),
     "slurm": (
         (),
         [
@@ -85,18 +85,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for kind in args.kinds:
         folder = Path(tempfile.mkdtemp(prefix="pivot-slurm-"))
         try:
-            signal = {"user_signal": True} if kind == "preemption" else {}
-            with SlurmCluster(folder / "c", nodes=4, gpus=4, grace_s=3, kill_wait_s=2, **signal) as cluster:
+            warns = kind != "preemption without signal"
+            with SlurmCluster(folder / "c", nodes=4, gpus=4, grace_s=3, kill_wait_s=2, user_signal=warns) as cluster:
                 os.environ.update(cluster.env)
-                raw["runs"].append({"kind": kind, **suffer(folder / "a run", cluster, kind)})
+                if kind == "disk":
+                    with small_disk(folder / "disk") as disk:
+                        found = suffer(disk / "a run", cluster, kind, [(full_disk(disk), "train")])
+                else:
+                    found = suffer(folder / "a run", cluster, kind, KINDS[kind][1])
+                raw["runs"].append({"kind": kind, **found})
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return raw
 
 
-def suffer(path: Path, cluster: SlurmCluster, kind: str) -> dict[str, Any]:
-    overrides, deaths = KINDS[kind]
-    run = JobRun(path, cluster, *SETTINGS, *LONG, *overrides)
+def suffer(path: Path, cluster: SlurmCluster, kind: str, deaths: list[tuple[Death, str]]) -> dict[str, Any]:
+    run = JobRun(path, cluster, *SETTINGS, *LONG, *KINDS[kind][0])
     felt, after = [], 0.0
     try:
         for death, moment in deaths:

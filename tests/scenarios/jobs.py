@@ -29,6 +29,9 @@ class JobRun(Run):
         """A node that is to be brought back."""
         super().__init__(path, *JOB, *overrides)
 
+    def resume(self) -> None:
+        self._begin("resume", str(self.path), "--wait")
+
     @property
     def attempt(self) -> int:
         return max(self.folder.attempts(), default=1)
@@ -205,6 +208,20 @@ def preempt(run: JobRun) -> float:
     struck = time.time()
     run.cluster.submit("-p", "main", "-N4", "--exclusive", "--gres=gpu:4", "--wrap", "sleep 2")
     return struck
+
+
+def cancelled_by_slurm(run: Run, moment: str, after: float) -> Felt:
+    """`scancel`, as an administrator does it: the run ends, is not started again, and can be resumed."""
+    assert isinstance(run, JobRun)
+    run.until("it works", worked, after)
+    job, struck = run.job, time.time()
+    run.cluster.client("scancel", job)
+    code = run.end()
+    told = time.time()
+    assert code != 0 and not (left := run.left()), (code, left, run.out)
+    assert run.cluster.jobs() == {job: "CANCELLED"}, "nothing takes its place"
+    run.resume()
+    return Felt("scancel", moment, told - struck, back(run, told) - told)
 
 
 def down(run: JobRun, node: str) -> None:
