@@ -7,7 +7,8 @@ without Slurm. Keys (<place>: local, one, two):
 
   engine_start_s                    what an engine's start takes by itself, best of --runs: a Python process that
                                     imports vLLM and makes the quickstart's rollout engine, from its start until the
-                                    engine can be used; nothing else of a run goes on meanwhile
+                                    engine can be used, without garbage collection meanwhile (a zygote has none
+                                    either); nothing else of a run goes on
   submit_to_first_task_s/<place>    from the start of the `submit` command until the controller heard that the first
                                     stage task runs (its journal's first TaskStarted), best of --runs
   beyond_engine_start_s/<place>     that minus engine_start_s: sbatch, Slurm's scheduling, the job's script, agents, and
@@ -59,6 +60,8 @@ WORKERS = {"reward": "reward", "train": "train", "publish": "train", "checkpoint
 """Which role's worker has a stage's tasks; all others are the rollout worker's. There is one of each."""
 
 ENGINE = """
+import gc
+gc.disable()
 import os, pathlib, sys
 from tests.engines.tiny import Rig, load_vllm
 load_vllm(pathlib.Path(sys.argv[1]))

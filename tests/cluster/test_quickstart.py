@@ -111,11 +111,12 @@ def test_a_node_holds_its_own_stores_alone(two_nodes: Watched, cluster: SlurmClu
     cluster.wait_until(lambda: not any(os.listdir(cluster.memory(node)) for node in cluster.nodes), "nothing is left")
 
 
-def test_a_run_of_local_goes_on_in_a_job_from_a_step_between_checkpoints(
-    local: Path, folder: Path, cluster: SlurmCluster
+@pytest.mark.parametrize(("began", "place"), [("local", TWO_NODES), ("two", ONE_NODE)])
+def test_a_run_goes_on_in_a_job_from_a_step_between_checkpoints(
+    local: Path, two_nodes: Watched, folder: Path, began: str, place: tuple[str, ...]
 ) -> None:
-    """Step 3 is trained again from its recorded batch, on two nodes."""
-    succeed(pivot("resume", str(local), "--step", "3", "--cluster", "slurm", "--wait", *TWO_NODES))
-    fork = folder / "local-from3"
+    """Step 3 is trained again from its recorded batch, on another number of nodes than before."""
+    succeed(pivot("resume", str(folder / began), "--step", "3", "--cluster", "slurm", "--wait", *place))
+    fork = folder / f"{began}-from3"
     check_same(fork, local)
     assert checkpoints(fork) == checkpoints(local)
