@@ -159,6 +159,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     if args.job and (leave.is_alone or not leave.comes_again):
         from slurm.again import stand_by
 
+        guardian.let_go()
         print(stand_by(run, args.job, is_alone=leave.is_alone, is_termed=leave.is_termed), flush=True)
     os._exit(1 if leave.comes_again else 0)  # not waiting for a thread that still copies weights
 

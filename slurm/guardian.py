@@ -39,6 +39,10 @@ class Guardian:
         )
         os.close(read)
 
+    def let_go(self) -> None:
+        """This process, though it lives on, has nothing to remove any more."""
+        os.close(self.life)
+
 
 class TemporaryFolder:
     """A folder for temporary files of this process's children. It is locked for as long as this process lives: that

@@ -38,9 +38,8 @@ _MOVER_PERIOD_S = 1.0
 
 
 class Leave(Exception):
-    """The node's life is over; `is_failure` says whether the controller must hear why, `is_alone` that there is none
-    to hear it (`is_termed`: and that TERM came before), `comes_again` that another agent of the node should take its
-    place."""
+    """The node's life is over. `is_failure`: the controller must hear why; `is_alone`: there is none to hear it;
+    `is_termed`: TERM came before; `comes_again`: another agent of the node should take its place."""
 
     def __init__(
         self,
@@ -214,7 +213,12 @@ class Node:
             case wire.Beat():
                 pass
             case wire.Quit():
-                raise Leave(f"the controller said: {body.reason}", is_failure=False, comes_again=body.is_welcome_again)
+                raise Leave(
+                    f"the controller said: {body.reason}",
+                    is_failure=False,
+                    is_termed=self._is_termed,
+                    comes_again=body.is_welcome_again,
+                )
             case _:
                 self._workers.send(body)
 

@@ -30,7 +30,6 @@ def end_well(run: JobRun) -> None:
     assert run.cluster.jobs()[run.job] in ("COMPLETED", "CANCELLED")
 
 
-@pytest.mark.slow  # eight faults take a minute, and on a busy machine it failed once for a reason not yet known
 @pytest.mark.timeout(300)
 def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: SlurmCluster, folder: Path) -> None:
     run = JobRun(folder / "a run", cluster, *SETTINGS, *LONG)
@@ -52,10 +51,30 @@ def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: Slu
     end_well(run)
 
 
-@pytest.mark.slow  # Slurm takes half a minute to notice
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_job_whose_batch_host_crashes_starts_again(cluster: SlurmCluster, folder: Path) -> None:
+def test_a_job_whose_only_node_crashes_starts_again(cluster: SlurmCluster, folder: Path) -> None:
+    """There is nobody left to see to it: Slurm does, when it has noticed."""
     run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, "cluster.nodes=1", "cluster.slots_per_node=4")
     felt = requeued("batch host crashes", crash)(run, "", 0.0)
     print(felt)
     end_well(run)
+
+
+@pytest.mark.slow  # Slurm counts in minutes
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_over_its_jobs_time_limit_and_says_when_that_was_too_often(
+    cluster: SlurmCluster, folder: Path
+) -> None:
+    limited = ("cluster.slurm.time=1", "cluster.slurm.signal_s=20", "cluster.slurm.max_requeues=1")
+    run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, *limited, "trainer.total_training_steps=100000")
+    deadline = time.monotonic() + 300
+    while run.process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert run.end() == 1 and "timed out" in run.out.lower() and "pivot-pipeline resume" in run.out, run.out
+    assert run.attempt == 2
+    steps = int(rows(run.path)[-1]["step"])
+    found = account(run.path, steps, 16, staleness=1)
+    assert found.is_right, found
+    assert not (left := run.left()), left
