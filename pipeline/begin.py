@@ -18,12 +18,18 @@ class Cluster(Protocol):
     """The two functions in which `local` and `slurm` differ: hold nodes, start agents.
 
     `host`: the address of this process's node, for the others to connect to; `agents_come`: agents are started by
-    somebody else, and come by themselves; `returns_times`: how often nodes that were taken from the run are given back.
+    somebody else, and come by themselves.
     """
 
     host: str
     agents_come: bool
-    returns_times: int
+
+    @property
+    def returns_times(self) -> int:
+        """How often nodes that are taken from the run are given back to it."""
+
+    def taken(self, warning_s: float) -> None:
+        """The nodes are wanted back, of which one is told so long before the time for which they were lent is over."""
 
     def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
         """The first agent of each node, by node; nothing of those that come by themselves once they know of

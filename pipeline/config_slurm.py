@@ -31,7 +31,7 @@ class Slurm(Section):
     exclude: str = Field(default="", description="Nodes that are not to be used (n3,n[7-9])")
     signal_s: Int = Field(default=120, ge=1, description="So long before the time limit the run saves and leaves")
     grace_s: Int = Field(default=30, ge=1, description="What the site gives between a job's TERM and its KILL")
-    max_requeues: Int = Field(default=100, ge=0, description="After so many the run waits for its user's `resume`")
+    max_requeues: Int = Field(default=100, ge=0, description="Without preemptions; after so many it waits for `resume`")
     setup: list[str] = Field(default=[], description="Shell lines of the job before all else (modules, environments)")
     container: str = Field(default="", description="Put before each command of the job (apptainer exec --nv image.sif)")
     extra: dict[str, str] = Field(default={}, description="Other options of sbatch, by long name")

@@ -281,6 +281,8 @@ class Controller:
             slurm = self.config.cluster.slurm
             given_s = slurm.signal_s if sig is signal.SIGUSR2 else slurm.grace_s
             self.shell.post(ev.CancelAsked(reason=f"stopped by {sig.name}", within_s=max(1.0, given_s - _CLOSE_S)))
+            with contextlib.suppress(OSError):
+                self.cluster.taken(slurm.signal_s)
             return
         self._interrupts += 1
         if self._interrupts > 1:

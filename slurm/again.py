@@ -23,7 +23,7 @@ from pipeline.pickles import load_own
 from pipeline.run_folder import RunFolder, read_json, write_json
 from slurm.allocation import Predecessor, submit_job
 from slurm.commands import Clients
-from slurm.names import RESTARTS, again_marker, script_beat
+from slurm.names import RESTARTS, again_marker, num_charged, script_beat
 
 _ALIVE_S = 3.0
 """A controller that lives has written its status within this time."""
@@ -74,8 +74,8 @@ def start_again(run: RunFolder, life: str, who: str, is_ending: bool, clients: C
         return ""
     restarts, config = int(os.environ.get(RESTARTS, "0")), read_tree(run.config)
     most = config["cluster"]["slurm"]["max_requeues"]
-    if restarts >= most:
-        reason = f"its controller is gone, and its job was started again {restarts} times (cluster.slurm.max_requeues)"
+    if (charged := num_charged(run, restarts)) >= most:
+        reason = f"its controller is gone, and its job was started again {charged} times (cluster.slurm.max_requeues)"
         write_json(run.ended, {"status": "failed", "attempt": max(run.attempts(), default=0), "reason": reason})
         return reason
     found = (clients.jobs_in_full() if is_ending else clients.jobs()).get(job)

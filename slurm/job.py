@@ -14,12 +14,14 @@ from typing import NoReturn
 from pipeline.core.errors import SlurmError
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
-from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact
+from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact, num_charged, taken_marker
 from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
 _STEP_S = 10.0
 """So long after a node's agent was lost its step is ended, if that is still there: then the script starts it again."""
+_EARLY_S = 90.0
+"""So much earlier than asked for Slurm may warn of a time limit, which it looks at each half minute."""
 
 
 @dataclass(slots=True)
@@ -30,12 +32,13 @@ class JobCluster:
     run: RunFolder
     life: str
     host: str
-    returns_times: int
-    """How often the job may still be started again."""
+    max_requeues: int
     replaces: str = ""
     """The job in whose place this one is: ended, unless that was done."""
     lost: dict[str, float] = field(default_factory=dict)
     """Since when (monotonic) which nodes' agents are waited for."""
+    ends: float = -math.inf
+    """When (monotonic) the job's time limit comes, as far as Slurm has said so."""
     agents_come = True
 
     @classmethod
@@ -43,7 +46,17 @@ class JobCluster:
         life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         host = socket.gethostbyname(socket.gethostname())
         replaces = os.environ.get(REPLACES, "")
-        return cls(run, life, host, max_requeues - int(os.environ.get(RESTARTS, "0")), replaces)
+        return cls(run, life, host, max_requeues, replaces)
+
+    @property
+    def returns_times(self) -> int:
+        return self.max_requeues - num_charged(self.run, int(os.environ.get(RESTARTS, "0")))
+
+    def taken(self, warning_s: float) -> None:
+        """Long before its time limit this is a preemption, or somebody's requeue: nothing that the run is charged
+        with."""
+        if self.ends - time.monotonic() > warning_s + _EARLY_S:
+            taken_marker(self.run, self.life).touch(0o600)
 
     def start_agents(self, attempt: int, endpoint: str) -> dict[str, "subprocess.Popen[bytes]"]:
         write_json(contact(self.run, self.life), {"attempt": attempt, "endpoint": endpoint})
@@ -63,6 +76,8 @@ class JobCluster:
         while True:
             seen = await asyncio.to_thread(watcher.look, job)
             if seen.job is not None and seen.silent_s is None and seen.job.nodes:
+                left_s = seen.job.time_left_s
+                self.ends = time.monotonic() + (math.inf if left_s is None else left_s)
                 had |= set(seen.job.nodes)
                 for node in sorted(had - set(seen.job.nodes) - missing):
                     missing.add(node)

@@ -152,6 +152,9 @@ class LocalCluster:
             *("--parent", str(os.getpid()), "--witness", str(witness)),
         )
 
+    def taken(self, warning_s: float) -> None:
+        """Nobody lends these nodes."""
+
     def stop(self) -> None:
         """End what is left of the agents, and see to it that nothing of them is left."""
         deadline = time.monotonic() + _LEAVE_S

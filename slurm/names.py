@@ -54,6 +54,22 @@ def left_marker(run: RunFolder, life: str, node: str) -> Path:
     return run.secrets / f"left-{life}-{node}"
 
 
+def taken_marker(run: RunFolder, life: str) -> Path:
+    """Of a life of a job that Slurm ended long before its time limit, for another job or at somebody's word."""
+    return run.secrets / f"taken-{life}"
+
+
+def num_charged(run: RunFolder, restarts: int) -> int:
+    """How many of so many restarts had a reason of the run's own, which is what `max_requeues` bounds."""
+    return restarts - len(list(run.secrets.glob("taken-*")))
+
+
+def forget_restarts(run: RunFolder) -> None:
+    """Its user has started it: what was counted before counts no more."""
+    for marker in run.secrets.glob("taken-*"):
+        marker.unlink(missing_ok=True)
+
+
 def again_marker(run: RunFolder, life: str) -> Path:
     """Who makes it has the job start again after this life of it."""
     return run.secrets / f"again-{life}"

@@ -73,8 +73,10 @@ def start_job(run: RunFolder, config: Config) -> str:
     """Submit the job of the run's next attempts; its id."""
     from pipeline.cli.controller import control_job
     from slurm.allocation import submit_job
+    from slurm.names import forget_restarts
 
     run.ended.unlink(missing_ok=True)  # the script of the job goes by it
+    forget_restarts(run)
     job = submit_job(run, config, control_job)
     click.echo(f"{run.name}: job {job} holds its nodes, {run.path} what it writes")
     click.echo(f"  pivot-pipeline status {as_argument(run)}")
@@ -85,8 +87,10 @@ def start_in_allocation(run: RunFolder, config: Config) -> str:
     """Go on in the allocation that this process is in; its id."""
     from pipeline.cli.controller import control_job
     from slurm.held import hold
+    from slurm.names import forget_restarts
 
     run.ended.unlink(missing_ok=True)
+    forget_restarts(run)
     job = hold(run, config, control_job)
     click.echo(f"{run.name} runs in allocation {job} and ends with it, {run.path} is what it writes")
     click.echo(f"  pivot-pipeline status {as_argument(run)}")

@@ -13,7 +13,7 @@ from pipeline.core.errors import SlurmError
 from pipeline.run_folder import RunFolder, read_json, write_json
 from slurm import again
 from slurm.allocation import submit_job
-from slurm.names import RESTARTS, script_beat
+from slurm.names import RESTARTS, script_beat, taken_marker
 from slurm.parse import JobState, NodeState
 from tests.fakes.sbatch import make, options, write_client, write_clients
 
@@ -137,7 +137,12 @@ def test_a_job_that_slurm_ends_is_left_alone(run: RunFolder) -> None:
 def test_a_job_does_not_start_again_for_ever(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RESTARTS, "3")
     asked = Asked()
-    assert "max_requeues" in ask(run, asked) and not asked.done
+    taken = taken_marker(run, "12.1")
+    taken.touch()
+    assert ask(run, asked) == "job 12 is requeued", "once it was taken for another job"
+    taken.unlink()
+    asked.done.clear()
+    assert "max_requeues" in ask(run, asked, life="12.1") and not asked.done
     assert (read_json(run.ended) or {})["status"] == "failed"
 
 
