@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
             time.sleep(_OUTAGE_S)
         else:
             print(said or "one of its agents has the job start again", flush=True)
-            sys.exit(said == _HELD)  # there the script is not to wait for its end
+            sys.exit(bool(said))  # 0: the script is to wait
 
 
 if __name__ == "__main__":

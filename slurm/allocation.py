@@ -167,11 +167,12 @@ def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[st
 
 
 def _start_again(run: RunFolder, config: Config) -> list[str]:
-    """The script's last lines: the controller is gone. What starts the job again ends this script; it waits for that.
-    At the end of the run agents are given time to leave."""
+    """The script's last lines: the controller is gone. Where an agent has the job start again the script waits for its
+    end; else it leaves at once, for while it lives the nodes are not given back (Slurm's TERM does not end it). At the
+    end of the run agents are given time to leave."""
     again = shlex.join([*SHIELD, *python_command("slurm.again", str(run.path))])
     command = f"{_inside(config.cluster.slurm.container, again)} --job $life"
     return [
-        f"[ -e {shlex.quote(str(run.ended))} ] || {{ {command} && sleep 60; }}",
+        f"[ -e {shlex.quote(str(run.ended))} ] || {{ {command} && sleep 60; exit; }}",
         f'for k in $(seq {_LEAVE_S * 5}); do [ -n "$(jobs -r)" ] || break; sleep .2; done',
     ]

@@ -154,7 +154,7 @@ def test_the_script_asks_until_slurm_answers(
     monkeypatch.setattr(again, "_OUTAGE_S", 0.01)
     with pytest.raises(SystemExit) as ended:
         again.main([str(run.path), "--job", "12.0"])
-    assert not ended.value.code
+    assert ended.value.code, "the script need not wait"
     assert asked.done == [("requeue", "12")]
     assert capsys.readouterr().out.splitlines() == ["timed out", "timed out", "job 12 is requeued"]
 
