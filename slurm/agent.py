@@ -130,7 +130,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     name = life_name(run, args.attempt, args.node, os.getpid())
     temporary = TemporaryFolder(temporary_root(), temporary_prefix(run, os.getpid()))
     guardian = Guardian(f"{name}-", temporary.path, args.witness)
-    env = worker_environment(config, run.cache / args.node, temporary.path)
+    # The folder of a run in a job lies on a shared file system: nothing is compiled into it, nor by two nodes at once.
+    cache = temporary.path / "cache" if args.job else run.cache / args.node
+    env = worker_environment(config, cache, temporary.path)
     process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"), guardian.life)
 
     import asyncio

@@ -45,7 +45,13 @@ def environment(cache: str) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of untrue things at each start and update ("Failed to load weights")
         "VLLM_NO_USAGE_STATS": "1",
         "GLOO_SOCKET_IFNAME": "lo",  # an engine of one process listens all the same: not on the network
+        # What libraries write for themselves lies there too, and nothing of it in the user's home.
         "VLLM_CACHE_ROOT": f"{cache}/vllm",
+        "VLLM_CONFIG_ROOT": f"{cache}/vllm",
+        "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
+        "TORCH_EXTENSIONS_DIR": f"{cache}/extensions",
+        "CUDA_CACHE_PATH": f"{cache}/cuda",
+        "HF_MODULES_CACHE": f"{cache}/modules",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "HF_HUB_OFFLINE": "1",

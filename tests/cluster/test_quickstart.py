@@ -34,10 +34,12 @@ TWO_NODES = (*JOB, "cluster.nodes=2", "cluster.slots_per_node=2", "trainer.ranks
 
 @dataclass(frozen=True)
 class Watched:
-    """A run in a job, and what each node's memory was seen to hold while it went on."""
+    """A run in a job, and what was seen while it went on: what each node's memory held, where its zygote compiled."""
 
     path: Path
+    home: Path
     seen: dict[str, set[str]]
+    caches: dict[str, set[str]]
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +72,18 @@ def local(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def two_nodes(folder: Path, cluster: SlurmCluster) -> Watched:
-    run = Watched(folder / "two", {node: set() for node in cluster.nodes})
-    process = begin("submit", "configs/quickstart.yaml", "--run-dir", str(run.path), "--wait", *QUICKSTART, *TWO_NODES)
+    seen, caches = ({node: set[str]() for node in cluster.nodes} for _ in range(2))
+    run = Watched(folder / "two", folder / "home", seen, caches)
+    run.home.mkdir()
+    arguments = ("submit", "configs/quickstart.yaml", "--run-dir", str(run.path), "--wait", *QUICKSTART, *TWO_NODES)
+    process = begin(*arguments, HOME=str(run.home))
     out = None
     while out is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             out, _ = process.communicate(timeout=0.2)
         for node in cluster.nodes:
             run.seen[node].update(os.listdir(cluster.memory(node)))
+            run.caches[node].update(caches_of(cluster.processes(node), run.home))
     assert process.returncode == 0, out
     return run
 
@@ -92,6 +98,29 @@ def test_a_job_of_one_node_trains_what_local_trains(local: Path, folder: Path, c
     succeed(pivot(*back, "cluster.slots_per_node=3"))
     check_same(folder / "one-from2", local)
     assert checkpoints(folder / "one-from2") == checkpoints(local)
+
+
+def caches_of(pids: list[int], home: Path) -> set[str]:
+    """Where zygotes and workers have what they compile, of those that have this home."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            told = dict(one.partition("=")[::2] for one in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+            if told.get("HOME") == str(home) and "VLLM_CACHE_ROOT" in told:
+                found |= {value for name, value in told.items() if "CACHE" in name and os.path.isabs(value)}
+    return found
+
+
+def test_r08_what_is_compiled_lies_on_its_node_and_nothing_in_the_home(
+    two_nodes: Watched, cluster: SlurmCluster
+) -> None:
+    used = [found for found in two_nodes.caches.values() if found]
+    assert len(used) == 2 and not used[0] & used[1], used
+    paths = used[0] | used[1]
+    assert all(path.startswith(f"{tempfile.gettempdir()}/pivot-") for path in paths), paths
+    cluster.wait_until(lambda: not any(Path(path).exists() for path in paths), "they go with the nodes' agents")
+    assert list(two_nodes.home.rglob("*")) == []
+    assert {path.name for path in (two_nodes.path / "cache").iterdir()} <= {"rendezvous"}
 
 
 def test_a_job_of_two_nodes_trains_what_local_trains(local: Path, two_nodes: Watched) -> None:
