@@ -31,3 +31,16 @@ def test_who_stays_with_a_run_does_not_ask_slurm_each_time_it_looks(fake: FakeSl
     for _ in range(50):
         assert [how_it_stands(read_status(run)) for run in runs] == ["queued", "new"]
     assert len(fake.calls("squeue")) < 10
+
+
+def test_r05_a_run_whose_slurm_does_not_answer_may_be_live_and_is_not_over(fake: FakeSlurm, tmp_path: Path) -> None:
+    fake.script("squeue", "echo 'slurm_load_jobs error: authentication error' >&2; exit 1")
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    status = read_status(run)
+    assert status["live"] and (status["job"]["id"], status["job"]["state"]) == ("17", "UNKNOWN")
+    follower = job.JobProcess(run, "17")
+    assert follower.poll() is None, "who waits for it goes on waiting"
+    write_json(run.ended, {"status": "done", "attempt": 1})
+    assert not read_status(run)["live"] and follower.poll() == 0, "its marker says it, whatever Slurm does"

@@ -206,7 +206,7 @@ def crash_for_8_s(run: JobRun) -> float:
 def preempt(run: JobRun) -> float:
     """By a job of the partition that goes first, which wants all nodes for a moment."""
     struck = time.time()
-    run.cluster.submit("-p", "main", "-N4", "--exclusive", "--gres=gpu:4", "--wrap", "sleep 2")
+    run.cluster.submit("-p", "main", f"-N{len(run.cluster.nodes)}", "--exclusive", "--gres=gpu:4", "--wrap", "sleep 2")
     return struck
 
 
