@@ -8,6 +8,7 @@ nodes share hostname, ports and /tmp, and without `own_memory` also /dev/shm: wh
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -209,11 +210,23 @@ class SlurmCluster:
         are ended. That is with `saved=False`.
         """
         if saved:
-            parts = self.folder / "state/part_state"  # written after the jobs' state, and only if it was changed
-            before = parts.stat().st_mtime_ns if parts.exists() else 0
-            self.client("scontrol", "update", "PartitionName=main", "State=UP")
-            self.wait_until(lambda: parts.exists() and parts.stat().st_mtime_ns > before, "slurmctld saves its state")
+            self._have_state_saved()
         self._kill("controller")
+
+    def _have_state_saved(self) -> None:
+        parts = self.folder / "state/part_state"  # written after the jobs' state, and only if it was changed
+        before = parts.stat().st_mtime_ns if parts.exists() else 0
+        self.client("scontrol", "update", "PartitionName=main", "State=UP")
+        self.wait_until(lambda: parts.exists() and parts.stat().st_mtime_ns > before, "slurmctld saves its state")
+
+    def save_state(self, folder: Path) -> None:
+        """A copy of what slurmctld knows now."""
+        self._have_state_saved()
+        shutil.copytree(self.folder / "state", folder)
+
+    def restore_state(self, folder: Path) -> None:
+        """A slurmctld that is started next knows what it knew then, and nothing since."""
+        shutil.copytree(folder, self.folder / "state", dirs_exist_ok=True)
 
     def start_controller(self) -> None:
         """slurmctld, from its saved state; waits until it answers."""

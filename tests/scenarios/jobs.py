@@ -178,9 +178,9 @@ def stopped_agent(run: Run, moment: str, after: float) -> Felt:
     struck = time.time()
     os.kill(pid, signal.SIGSTOP)
     lost = run.until("its loss is known", lambda e: e["event"] == "NodeLost" and e["node"] == node, struck)
-    went_on = back(run, lost["wall"])
     time.sleep(max(0.0, 7 - (time.time() - struck)))
     os.kill(pid, signal.SIGCONT)
+    went_on = back(run, lost["wall"])
     run.until("it is back", lambda e: e["event"] == "NodeJoined" and e["node"] == node, lost["wall"])
     time.sleep(20)
     assert run.attempt == attempt and run.process.poll() is None
