@@ -91,22 +91,10 @@ class Clients:
         """All nodes of the cluster, by name."""
         return self._ask(["sinfo", "--Node", "--all", f"--format={NODE_FORMAT}"], parse_nodes)
 
-    def show_job(self, job: str) -> str:
-        """All that Slurm knows of a job, for people."""
-        return self._run(["scontrol", "show", "job", job])
-
-    def update_job(self, job: str, **values: str) -> None:
-        """Change what Slurm knows of a job: `update_job("17", ExcNodeList="n1")`."""
-        self._run(["scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in values.items())])
-
     def requeue(self, job: str) -> None:
         """End what runs of the job, and have it start again. Never twice: where it is unknown whether Slurm heard it,
         the outage is raised."""
         self._run(["scontrol", "requeue", job], _UNREACHED)
-
-    def release(self, job: str) -> None:
-        """Let a held job start."""
-        self._run(["scontrol", "release", job])
 
     def cancel(self, job: str, signal_name: str | None = None) -> None:
         """End a job or a step, or send it a signal. That it is over or unknown is no error: scancel says so also of one
