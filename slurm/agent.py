@@ -130,7 +130,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     name = life_name(run, args.attempt, args.node, os.getpid())
     temporary = TemporaryFolder(temporary_root(), temporary_prefix(run, os.getpid()))
     guardian = Guardian(f"{name}-", temporary.path, args.witness)
-    env = worker_environment(config, run.cache / args.node, temporary.path)
+    cache = temporary.path / "cache" if args.job else run.cache / args.node  # in a job on the node's own disk
+    env = worker_environment(config, cache, temporary.path)
     process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"), guardian.life)
 
     import asyncio

@@ -48,6 +48,7 @@ def environment(cache: str) -> dict[str, str]:
         "VLLM_CACHE_ROOT": f"{cache}/vllm",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
+        "HF_MODULES_CACHE": f"{cache}/modules",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # oneDNN keeps what it compiles for each shape, and shapes vary: without a limit engines grow for ever.
