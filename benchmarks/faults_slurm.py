@@ -10,6 +10,10 @@ A Slurm of its own on this machine (four nodes of four fake GPUs), emulated engi
   detected_s/<fault>              until it was noticed; where the job was requeued, until the next attempt began
   back_s/<fault>                  from then until work went on
   loss_s/max                      longest time until a lost node was known
+  again_s/<fault>                 where Slurm requeued the job, all nodes alive: from the fault until work went on,
+                                  without Slurm's own delay and without the time that the run's first start took
+  again_s/max                     the longest
+  slurm_s                         Slurm's own delay: an empty job, from `scontrol requeue` until its script runs again
 """
 
 import argparse
@@ -26,7 +30,7 @@ from harness import Must, main, parser
 
 from tests.cluster import SlurmCluster
 from tests.scenarios import jobs
-from tests.scenarios.deaths import Death, full_disk, node, queue, small_disk, worker
+from tests.scenarios.deaths import Death, full_disk, node, queue, small_disk, worked, worker
 from tests.scenarios.faults import SETTINGS, account
 from tests.scenarios.jobs import JobRun, lost_node, requeued, unnoticed
 from tests.scenarios.runs import pivot, rows
@@ -36,8 +40,10 @@ MUST = {
     **dict.fromkeys(("lost", "doubled", "too_old", "left"), NOTHING),
     "faults": Must(at_least=21),
     "loss_s/max": Must(at_most=5),
+    "again_s/max": Must(at_most=5),
 }
 LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
+REQUEUED = ("job", "preemption")
 LOW = ("cluster.slurm.partition=low",)
 
 KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
@@ -81,7 +87,7 @@ KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    raw: dict[str, Any] = {"runs": []}
+    raw: dict[str, Any] = {"runs": [], "slurm_s": slurm_delay()}
     for kind in args.kinds:
         folder = Path(tempfile.mkdtemp(prefix="pivot-slurm-"))
         try:
@@ -99,10 +105,29 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return raw
 
 
+def slurm_delay() -> float:
+    folder = Path(tempfile.mkdtemp(prefix="pivot-slurm-"))
+    try:
+        with SlurmCluster(folder / "c", nodes=4, gpus=4, grace_s=3, kill_wait_s=2) as cluster:
+            starts = folder / "starts"
+            job = cluster.submit("-N2", "--requeue", "--wrap", f"date +%s.%N >> {starts}; srun sleep 100")
+            cluster.wait_until(
+                lambda: len(cluster.client("squeue", "-h", "-s", "-j", job).splitlines()) >= 2, "it runs"
+            )
+            struck = time.time()
+            cluster.client("scontrol", "requeue", job)
+            cluster.wait_until(lambda: len(starts.read_text().split()) == 2, "it runs again", 60)
+            return float(starts.read_text().split()[1]) - struck
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def suffer(path: Path, cluster: SlurmCluster, kind: str, deaths: list[tuple[Death, str]]) -> dict[str, Any]:
+    begun = time.time()
     run = JobRun(path, cluster, *SETTINGS, *LONG, *KINDS[kind][0])
     felt, after = [], 0.0
     try:
+        start_s = run.until("it works", worked)["wall"] - begun
         for death, moment in deaths:
             felt.append(death(run, moment, after))
             one = felt[-1]
@@ -115,7 +140,13 @@ def suffer(path: Path, cluster: SlurmCluster, kind: str, deaths: list[tuple[Deat
         run.process.kill()
         run.process.wait()
     found = account(path, int(rows(path)[-1]["step"]), 16, staleness=1)
-    return {"felt": [asdict(one) for one in felt], **asdict(found), "left": run.left(), "attempts": run.attempt}
+    return {
+        "felt": [asdict(one) for one in felt],
+        **asdict(found),
+        "left": run.left(),
+        "attempts": run.attempt,
+        "start_s": start_s,
+    }
 
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
@@ -128,6 +159,14 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         found[f"back_s/{one['death']}"] = one["back_s"]
     losses = [one["detected_s"] for one in felt if one["death"].startswith("node ") or "agent" in one["death"]]
     found["loss_s/max"] = max(losses, default=None)
+    found["slurm_s"] = raw["slurm_s"]
+    again = {
+        f"again_s/{one['death']}": one["detected_s"] + one["back_s"] - raw["slurm_s"] - run["start_s"]
+        for run in raw["runs"]
+        for one in run["felt"]
+        if run["kind"].startswith(REQUEUED)
+    }
+    found |= again | {"again_s/max": max(again.values(), default=None)}
     return found
 
 

@@ -34,7 +34,7 @@ class Slurm(Section):
     max_requeues: Int = Field(default=100, ge=0, description="Without preemptions; after so many it waits for `resume`")
     setup: list[str] = Field(default=[], description="Shell lines of the job before all else (modules, environments)")
     container: str = Field(default="", description="Put before each command of the job (apptainer exec --nv image.sif)")
-    extra: dict[str, str] = Field(default={}, description="Other options of sbatch, by long name")
+    extra: dict[str, str] = Field(default={}, description="Other options of sbatch, by long name (empty: no value)")
 
     @field_validator(*_TEXTS, mode="before")
     @classmethod

@@ -130,8 +130,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     name = life_name(run, args.attempt, args.node, os.getpid())
     temporary = TemporaryFolder(temporary_root(), temporary_prefix(run, os.getpid()))
     guardian = Guardian(f"{name}-", temporary.path, args.witness)
-    # The folder of a run in a job lies on a shared file system: nothing is compiled into it, nor by two nodes at once.
-    cache = temporary.path / "cache" if args.job else run.cache / args.node
+    cache = temporary.path / "cache" if args.job else run.cache / args.node  # in a job on the node's own disk
     env = worker_environment(config, cache, temporary.path)
     process, control = start_zygote(env, run.process_log(args.attempt, args.node, "zygote"), guardian.life)
 

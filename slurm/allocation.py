@@ -117,7 +117,7 @@ def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: igno
             *("--cpu-bind=none", "--mem=0", f"--job-name={CONTROLLER_STEP}"),
         ],
         additional_parameters={
-            **asked.extra,
+            **{name: value or True for name, value in asked.extra.items()},
             **options,
             "nodes": str(most) if least == most else f"{least}-{most}",
             "cpus-per-task": str(asked.cpus_per_slot * cluster.slots_per_node),

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,22 +92,16 @@ class Clients:
         """All nodes of the cluster, by name."""
         return self._ask(["sinfo", "--Node", "--all", f"--format={NODE_FORMAT}"], parse_nodes)
 
-    def show_job(self, job: str) -> str:
-        """All that Slurm knows of a job, for people."""
-        return self._run(["scontrol", "show", "job", job])
-
-    def update_job(self, job: str, **values: str) -> None:
-        """Change what Slurm knows of a job: `update_job("17", ExcNodeList="n1")`."""
-        self._run(["scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in values.items())])
-
     def requeue(self, job: str) -> None:
         """End what runs of the job, and have it start again. Never twice: where it is unknown whether Slurm heard it,
         the outage is raised."""
         self._run(["scontrol", "requeue", job], _UNREACHED)
 
-    def release(self, job: str) -> None:
-        """Let a held job start."""
-        self._run(["scontrol", "release", job])
+    def keep_nodes(self, job: str, nodes: Sequence[str]) -> None:
+        """Give Slurm the job's other nodes. It leaves scripts about the new size where it is called: in a folder that
+        is removed."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._run(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"], cwd=folder)
 
     def cancel(self, job: str, signal_name: str | None = None) -> None:
         """End a job or a step, or send it a signal. That it is over or unknown is no error: scancel says so also of one
@@ -125,12 +120,12 @@ class Clients:
         except ValueError as error:
             raise SlurmError(f"`{' '.join(command)}` gave no answer: {error}", is_outage=True) from None
 
-    def _run(self, command: Sequence[str], again: re.Pattern[str] = _OUTAGE) -> str:
+    def _run(self, command: Sequence[str], again: re.Pattern[str] = _OUTAGE, cwd: str | None = None) -> str:
         """What the client printed. Repeated where its complaint is one that `again` knows."""
         pause_s = self.pause_s
         environment = outside_of_jobs(python_environment()) if self.environment is None else self.environment
         for tries_left in reversed(range(self.tries)):
-            returncode, printed, said = _finish(command, environment, self.timeout_s)
+            returncode, printed, said = _finish(command, environment, self.timeout_s, cwd)
             if returncode == 0:
                 return printed
             if not tries_left or not again.search(said):
@@ -142,7 +137,9 @@ class Clients:
         raise AssertionError("a client is tried at least once")
 
 
-def _finish(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> tuple[int, str, str]:
+def _finish(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, cwd: str | None
+) -> tuple[int, str, str]:
     """Exit code, output and complaint of a command.
 
     It ignores signals, for those of a job's step reach it and would end a requeue half-way. It is ended with all that
@@ -151,6 +148,7 @@ def _finish(command: Sequence[str], environment: Mapping[str, str], timeout_s: f
     process = subprocess.Popen(
         [*SHIELD, *command],
         env=dict(environment),
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

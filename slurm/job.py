@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from pipeline.core.errors import SlurmError
+from pipeline.processes import say
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
 from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact, num_charged, taken_marker
+from slurm.parse import JobState
 from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
+_DRAINED_S = 12.0
 _STEP_S = 10.0
 """So long after a node's agent was lost its step is ended, if that is still there: then the script starts it again."""
 _EARLY_S = 90.0
@@ -33,6 +37,7 @@ class JobCluster:
     life: str
     host: str
     max_requeues: int
+    min_nodes: int = 1
     replaces: str = ""
     """The job in whose place this one is: ended, unless that was done."""
     lost: dict[str, float] = field(default_factory=dict)
@@ -42,11 +47,11 @@ class JobCluster:
     agents_come = True
 
     @classmethod
-    def here(cls, run: RunFolder, max_requeues: int) -> "JobCluster":
+    def here(cls, run: RunFolder, max_requeues: int, min_nodes: int) -> "JobCluster":
         life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         host = socket.gethostbyname(socket.gethostname())
         replaces = os.environ.get(REPLACES, "")
-        return cls(run, life, host, max_requeues, replaces)
+        return cls(run, life, host, max_requeues, min_nodes, replaces)
 
     @property
     def returns_times(self) -> int:
@@ -68,11 +73,12 @@ class JobCluster:
         self.lost[node] = time.monotonic()
 
     async def watch(self, gone: Callable[[str, str], None]) -> NoReturn:
-        """A node that Slurm has taken from the job never returns to it. Slurm's silence says nothing."""
+        """A node that Slurm has taken from the job never returns to it; one that is to be drained is given to it. Its
+        silence says nothing."""
         job, watcher, missing = self.life.partition(".")[0], Watcher(Clients()), set[str]()
         watcher.watch(job)
         await asyncio.to_thread(self._take_over, job)
-        had: set[str] = set()
+        had, drained_at = set[str](), 0.0
         while True:
             seen = await asyncio.to_thread(watcher.look, job)
             if seen.job is not None and seen.silent_s is None and seen.job.nodes:
@@ -82,6 +88,9 @@ class JobCluster:
                 for node in sorted(had - set(seen.job.nodes) - missing):
                     missing.add(node)
                     gone(node, f"Slurm has taken it from job {job}")
+                if time.monotonic() > drained_at:
+                    drained_at = time.monotonic() + _DRAINED_S
+                    await asyncio.to_thread(self._give_back, seen.job)
             await asyncio.to_thread(self._end_dead_steps, job)
             await asyncio.sleep(_WATCH_S)
 
@@ -91,6 +100,24 @@ class JobCluster:
             write_json(self.run.job, {"id": job})
             with contextlib.suppress(SlurmError):
                 Clients().cancel(self.replaces)
+
+    def _give_back(self, job: JobState) -> None:
+        """Who drains a node waits for this job to leave it. If the run can do without, the job goes on without; else,
+        or if it is the batch host, the run saves and leaves, as on Slurm's own warning, and a new job takes its place.
+        """
+        with contextlib.suppress(SlurmError):
+            clients = Clients(tries=1)
+            seen = clients.nodes()
+            kept = [node for node in job.nodes if node not in seen or not seen[node].is_draining]
+            if len(kept) == len(job.nodes):
+                return
+            drained = ", ".join(f"{node} ({seen[node].reason})" for node in job.nodes if node not in kept)
+            if job.batch_host in kept and len(kept) >= self.min_nodes:
+                say(f"to be drained: {drained}: given back")
+                clients.keep_nodes(job.id, kept)
+            else:
+                say(f"to be drained: {drained}: the run goes on in a new job")
+                os.kill(os.getpid(), signal.SIGUSR2)
 
     def _end_dead_steps(self, job: str) -> None:
         """A step on a lost node that is older than the loss."""

@@ -79,6 +79,11 @@ class NodeState:
     def is_usable(self) -> bool:
         return self.is_answering and not self.state.startswith(_UNUSABLE)
 
+    @property
+    def is_draining(self) -> bool:
+        """Its jobs may end by themselves, and then it is out of service."""
+        return self.state.startswith("drain")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:

@@ -102,33 +102,3 @@ class Watcher:
             silent_s=self._clock() - since if self._error else None,
             error=self._error,
         )
-
-
-class SubmititWatcher:
-    """What submitit's jobs ask of their watcher: `SlurmJob.watcher = SubmititWatcher(watcher)`.
-
-    A job is done, for submitit, where Slurm says that it ended, or that it knows it no more; submitit then looks for
-    the result's file, which decides.
-    """
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-
-    def register_job(self, job_id: str) -> None:
-        self._watcher.watch(job_id)
-
-    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        seen = self._look(job_id, mode)
-        nodes = seen.job.nodes if seen.job else ()
-        return {"JobID": job_id, "State": seen.state, "NodeList": ",".join(nodes)}
-
-    def get_state(self, job_id: str, mode: str = "standard") -> str:
-        return self._look(job_id, mode).state
-
-    def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        seen = self._look(job_id, mode)
-        return seen.is_gone or (seen.job is not None and seen.silent_s is None and seen.job.is_ended)
-
-    def _look(self, job_id: str, mode: str) -> Sighting:
-        self._watcher.watch(job_id)
-        return self._watcher.look(job_id, at_once=mode == "force")

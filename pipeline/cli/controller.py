@@ -53,7 +53,8 @@ def _cluster(run: RunFolder, tree: Tree) -> Cluster:
     if tree["cluster"]["kind"] == "slurm":
         from slurm.job import JobCluster
 
-        return JobCluster.here(run, tree["cluster"]["slurm"]["max_requeues"])
+        size = tree["cluster"]
+        return JobCluster.here(run, size["slurm"]["max_requeues"], size["min_nodes"] or size["nodes"])
     from slurm.local import LocalCluster
 
     return LocalCluster(run)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _FRESH_S = 2.0
 """So old may be what is shown of a job, however often one looks: each question costs Slurm's controller a lock."""
+_SILENT_S = 60.0
+"""A controller writes its status every second or so."""
 _LEAVE_S = 120.0
 """How long a run may take to stop in order before its job is ended."""
 
@@ -108,13 +110,21 @@ def with_job(run: RunFolder, status: Status) -> Status:
         return status | {"live": True, "job": told | {"state": "UNKNOWN", "reason": str(error)}}
     if job is None or job.is_ended:
         return status | {"live": False, "job": told | {"state": job.state if job else "GONE"}}
-    return status | {"live": True, "job": told | {"state": job.state, "reason": job.reason, "held": job.is_held}}
+    told |= {"state": job.state, "reason": job.reason, "held": job.is_held}
+    if job.state == "RUNNING" and (silent_s := time.time() - status.get("updated", time.time())) > _SILENT_S:
+        told["silent_s"] = round(silent_s)
+    return status | {"live": True, "job": told}
 
 
 def describe_job(job: dict[str, Any]) -> str:
     text = f"{job['id']} {job['state']}".strip() + (f" ({job['reason']})" if job["reason"] else "")
     if job["held"]:
         text += f": Slurm holds it; `scontrol release {job['id']}` lets it go on, or cancel and resume the run"
+    if job.get("silent_s"):
+        text += (
+            f": nothing of the run was heard of for {job['silent_s']} s; unless Slurm starts it again (it lists a dead "
+            "node for a while), cancel and resume the run"
+        )
     if job["reason"] == "BadConstraints":
         text += (
             f": it waits for nodes that it may not have; `scontrol update JobId={job['id']} ExcNodeList=` lets it have "

@@ -1,6 +1,7 @@
 """What the command line says of a run's job, by clients that do what the test wants."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,49 @@ def test_r05_a_run_whose_slurm_does_not_answer_may_be_live_and_is_not_over(fake:
     assert follower.poll() is None, "who waits for it goes on waiting"
     write_json(run.ended, {"status": "done", "attempt": 1})
     assert not read_status(run)["live"] and follower.poll() == 0, "its marker says it, whatever Slurm does"
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_s", "said"),
+    [
+        ("RUNNING", 300, "nothing of the run was heard of for 300 s"),
+        ("RUNNING", 5, ""),
+        ("PENDING", 300, ""),
+    ],
+)
+def test_a_job_whose_run_is_silent_is_named(
+    fake: FakeSlurm, tmp_path: Path, state: str, silent_s: int, said: str
+) -> None:
+    fake.script("squeue", queue(j17=state))
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    write_json(run.status, {"status": "running", "attempt": 1, "updated": time.time() - silent_s})
+    shown = job.describe_job(read_status(run)["job"])
+    assert (said in shown) if said else "heard" not in shown
+
+
+def test_who_follows_a_job_follows_the_one_in_its_place(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_POLL_S", 0.01)
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    fake.script("squeue", queue(j17="CANCELLED", j18="RUNNING"))
+    followed = job.JobProcess(run, "17")
+    write_json(run.job, {"id": "18"})
+    assert followed.poll() is None
+    write_json(run.ended, {"status": "done", "attempt": 2})
+    assert followed.poll() == 0
+
+
+def test_one_whose_job_is_over_without_a_word_is_over(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_POLL_S", 0.01)
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    fake.script("squeue", queue(j17="CANCELLED"))
+    assert job.JobProcess(run, "17").poll() == 1

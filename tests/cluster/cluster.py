@@ -199,6 +199,10 @@ class SlurmCluster:
         """Slurm treats it at once as a dead node; its processes are told to end, as far as they belong to a job."""
         self.client("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
+    def drain(self, node: str) -> None:
+        """It gets no more jobs; those on it go on."""
+        self.client("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+
     def set_up(self, node: str) -> None:
         self.client("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self.wait_until(lambda: self.node_states()[node] in READY, f"{node} serves again")

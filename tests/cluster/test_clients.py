@@ -44,11 +44,11 @@ def test_text_and_json_tell_the_same_of_each_job(cluster: SlurmCluster) -> None:
 
 def test_what_changes_a_job(cluster: SlurmCluster) -> None:
     asked = clients(cluster)
-    job = cluster.submit("--hold", "--requeue", "--wrap", "sleep 100")
-    asked.update_job(job, ExcNodeList="n1")
-    asked.release(job)
-    cluster.wait_until(lambda: asked.jobs()[job].nodes == ("n2",), "it runs elsewhere")
-    assert "ExcNodeList=n1" in asked.show_job(job)
+    job = cluster.submit("--requeue", "--wrap", "srun --job-name=agent sleep 100")
+    (step,) = cluster.wait_until(
+        lambda: [step for step in asked.steps(job).values() if step.name == "agent"], "its step runs"
+    )
+    assert step.nodes == ("n1",) and step.age_s < 100
     asked.requeue(job)
     cluster.wait_until(lambda: asked.jobs()[job].state == "PENDING", "it waits again")
     asked.cancel(job)

@@ -31,7 +31,11 @@ def end_well(run: JobRun) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: SlurmCluster, folder: Path) -> None:
+def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(
+    cluster: SlurmCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home := folder / "home").mkdir()
+    monkeypatch.setenv("HOME", str(home))
     run = JobRun(folder / "a run", cluster, *SETTINGS, *LONG)
     after = 0.0
     for death, moment in (
@@ -49,6 +53,7 @@ def test_a_run_in_a_job_outlives_the_death_of_each_of_its_processes(cluster: Slu
         after = time.time()
     assert run.attempt == 4
     end_well(run)
+    assert not list(home.iterdir()), "nothing is written to HOME"
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def here(run: RunFolder, monkeypatch: pytest.MonkeyPatch, restarts: int = 0, max
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     monkeypatch.setenv(RESTARTS, str(restarts))
-    return JobCluster.here(run, max_requeues)
+    return JobCluster.here(run, max_requeues, 1)
 
 
 def listed(nodes: str, left: str = "UNLIMITED", state: str = "RUNNING") -> str:

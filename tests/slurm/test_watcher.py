@@ -2,11 +2,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from submitit.core.utils import UncompletedJobError
-from submitit.slurm.slurm import SlurmJob
 
 from slurm.commands import Clients
-from slurm.watcher import SubmititWatcher, Watcher
+from slurm.watcher import Watcher
 from tests.slurm.clients import HANG, NO_CONTROLLER, FakeSlurm, queue
 
 
@@ -113,25 +111,3 @@ def test_threads_share_one_question(fake: FakeSlurm, watcher: Watcher) -> None:
         thread.join(20)
     assert states == ["RUNNING"] * 8
     assert len(fake.calls("squeue")) == 1
-
-
-class WatchedJob(SlurmJob):
-    """submitit's job, with a watcher that needs no accounting. submitit itself waits so long for a result's file."""
-
-    _results_timeout_s = 0
-
-
-def test_submitit_asks_it(
-    fake: FakeSlurm, clock: Clock, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(WatchedJob, "watcher", SubmititWatcher(watcher))
-    fake.script("squeue", queue(j1="COMPLETING"), NO_CONTROLLER, queue(j1="PENDING"), queue(j1="FAILED"))
-    job: SlurmJob[None] = WatchedJob(tmp_path, "1")
-    seen = []
-    for _ in range(3):
-        seen.append((job.done(), job.state))
-        clock.now += 3
-    assert seen == [(False, "COMPLETING"), (False, "UNKNOWN"), (False, "PENDING")]
-    assert job.done() and job.get_info(mode="cache") == {"JobID": "1", "State": "FAILED", "NodeList": "n1"}
-    with pytest.raises(UncompletedJobError, match="FAILED"):
-        job.result()
