@@ -95,6 +95,15 @@ def test_machines_with_their_own_memory_see_no_other(tmp_path: Path) -> None:
         machine.close()
 
 
+def test_a_zombie_is_not_alive() -> None:
+    process = subprocess.Popen(["sleep", "100"])
+    assert is_alive(process.pid)
+    process.kill()
+    wait_for(lambda: not is_alive(process.pid), "it is seen to be dead, though nobody has waited for it")
+    os.kill(process.pid, 0)
+    process.wait()
+
+
 # --- the cluster ----------------------------------------------------------------------------------------------------
 
 

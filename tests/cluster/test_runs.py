@@ -68,10 +68,11 @@ def test_a_job_whose_only_node_crashes_starts_again(cluster: SlurmCluster, folde
 
 @pytest.mark.slow  # Slurm counts in minutes
 @pytest.mark.timeout(400)
-def test_a_run_goes_on_over_its_jobs_time_limit_and_says_when_that_was_too_often(
+def test_r01_r03_a_run_goes_on_over_its_jobs_time_limit_and_says_when_that_was_too_often(
     cluster: SlurmCluster, folder: Path
 ) -> None:
     limited = ("cluster.slurm.time=1", "cluster.slurm.signal_s=20", "cluster.slurm.max_requeues=1")
+    limited += ("cluster.slurm.setup=[sleep 10]",)  # of its time
     run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, *limited, "trainer.total_training_steps=100000")
     deadline = time.monotonic() + 300
     while run.process.poll() is None:

@@ -52,7 +52,9 @@ def test_r04_r08_a_run_submitted_from_inside_a_job_is_like_any_other(cluster: Sl
     assert (read_json(run.ended) or {})["status"] == "done"
 
 
-def test_r01_r05_an_outage_ends_nothing_and_a_preempted_run_goes_on(cluster: SlurmCluster, folder: Path) -> None:
+def test_r01_r02_r05_r07_an_outage_ends_nothing_and_a_preempted_run_goes_on(
+    cluster: SlurmCluster, folder: Path
+) -> None:
     low = ("cluster.slurm.partition=low", "cluster.slurm.max_requeues=0")
     run = JobRun(folder / "my runs" / "exp 1", cluster, *SETTINGS, *LONG, *low)
     run.until("it works", worked)
@@ -67,8 +69,12 @@ def test_r01_r05_an_outage_ends_nothing_and_a_preempted_run_goes_on(cluster: Slu
     back(run, time.time())
     assert (run.attempt, run.job, losses(run)) == (1, job, [])
     assert run.process.poll() is None, "who follows the run still does"
-    felt = requeued("preempted", preempt)(run, "", 0.0)
-    print(felt)
+    print(requeued("preempted", preempt)(run, "", 0.0))
+    events = run.events()
+    first, second = (i for i, event in enumerate(events) if event["event"] == "RunRestored")
+    ended = [event["task"] for event in events[first:second] if event["event"] == "TaskEnded"]
+    saved = [int(task.split("-")[1]) for task in ended if task.startswith("checkpoint-")]
+    assert events[second]["version"] == saved[-1] > 0, "it goes on from the newest of all, saved as it left"
     end_well(run)
 
 

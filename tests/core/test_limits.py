@@ -119,7 +119,7 @@ def test_a_stop_with_time_enough_saves_what_is_trained() -> None:
     assert world.durable.newest_checkpoint == 2
 
 
-def test_a_save_that_does_not_fit_into_the_time_left_is_not_begun() -> None:
+def test_r03_a_save_that_does_not_fit_into_the_time_left_is_not_begun() -> None:
     world = saving(new_world(total_steps=4, save_freq=1, evaluate_freq=0).start(), 2)
     world.give(ev.CancelAsked(reason="stopped by SIGTERM", within_s=60))
     mark = len(world.log)

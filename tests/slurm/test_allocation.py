@@ -1,6 +1,7 @@
 """The script of a run's job, and what may not get into it."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_a_job_asks_for_what_the_configuration_says(tmp_path: Path, slurm: Path)
         "output": f"'{run.jobs}/%j_0_log.out'",
     } | {"output": found["output"]}
     assert str(run.jobs) in found["output"]
+
+
+def test_the_controller_is_one_task_on_the_batch_host(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(tmp_path, "cluster.nodes=2")
+    (line,) = (line for line in script(run, config).splitlines() if "submitit.core._submit" in line)
+    asked = set(shlex.split(line))
+    assert {"--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"} <= asked
 
 
 def test_what_is_not_asked_for_is_the_sites_choice(tmp_path: Path, slurm: Path) -> None:
