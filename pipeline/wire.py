@@ -136,6 +136,7 @@ class WorkerOrder(_Message, frozen=True):
     node: str
     attempt: int
     gps: str  # base name of the node's shared memory
+    host: str  # the node's own address
     env: dict[str, str]  # what it sees besides the zygote's environment: its devices
 
 

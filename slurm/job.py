@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from pipeline.processes import say
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
 from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact, num_charged, taken_marker
-from slurm.parse import JobState
+from slurm.parse import JobState, expand_nodes
 from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
@@ -49,7 +49,7 @@ class JobCluster:
     @classmethod
     def here(cls, run: RunFolder, max_requeues: int, min_nodes: int) -> "JobCluster":
         life = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        host = socket.gethostbyname(socket.gethostname())
+        host = _own_address(expand_nodes(os.environ.get("SLURM_JOB_NODELIST", "")))
         replaces = os.environ.get(REPLACES, "")
         return cls(run, life, host, max_requeues, min_nodes, replaces)
 
@@ -134,3 +134,17 @@ class JobCluster:
 
     def stop(self) -> None:
         """They are told to quit, and leave when they hear nothing any more."""
+
+
+def _own_address(nodes: Sequence[str]) -> str:
+    """That by which the job's other nodes reach this one. Its own name may stand for 127.0.1.1 here, so it is asked
+    which address a packet to one of the others would have."""
+    for node in nodes:
+        with contextlib.suppress(OSError):
+            other = socket.gethostbyname(node)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((other, 9))  # sends nothing
+                mine = str(probe.getsockname()[0])
+            if mine != other and not mine.startswith("127."):
+                return mine
+    return socket.gethostbyname(socket.gethostname())

@@ -274,7 +274,13 @@ class Node:
             self._channel.send(wire.WorkerExited(worker=start.worker, life=start.life, reason=f"refused: {taken}"))
             return
         order = wire.WorkerOrder(
-            start=start, run=str(place.run.path), node=place.node, attempt=place.attempt, gps=self._gps, env=env
+            start=start,
+            run=str(place.run.path),
+            node=place.node,
+            attempt=place.attempt,
+            gps=self._gps,
+            host=place.host,
+            env=env,
         )
         await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
 

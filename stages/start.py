@@ -1,7 +1,11 @@
 """How a worker gets its engine or trainer: by role and config. Imports only what this worker runs."""
 
+import contextlib
+import fcntl
 import json
 import os
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from stages.rl.ranks import Ranks
     from stages.worker import Worker
 
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
 _TEMPLATE_TOKENS = 1024  # room for the judge's template and its chat's control tokens
 
 
@@ -81,13 +87,24 @@ def _join_ranks(worker: "Worker") -> "Ranks":
     config = worker.config
     if config.trainer.strategy == "single":
         return Ranks()
-    if config.cluster.kind == "local":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    elif "GLOO_SOCKET_IFNAME" not in config.cluster.env:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # engines listen on loopback; ranks have to reach other hosts
+    if _INTERFACE not in config.cluster.env:  # engines listen on loopback; ranks may have to reach other hosts
+        os.environ[_INTERFACE] = _interface_of(worker.host)
     announce(worker.rank, config.trainer.ranks, worker.slots[0])
     rendezvous = worker.run.cache / "rendezvous" / f"train-{worker.attempt}-{worker.life}"
     return join(rendezvous, worker.rank, config.trainer.ranks, config.limits.stage_s)
+
+
+def _interface_of(address: str) -> str:
+    """The network interface that has the address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    raise RuntimeError(
+        f"no network interface here has the address {address}: name one, cluster.env.{_INTERFACE}"
+    )
 
 
 def announce(rank: int, num_ranks: int, slot: int) -> None:

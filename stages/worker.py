@@ -48,7 +48,7 @@ class Worker:
 
     `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's endpoint.
     `rank` counts the replicas of its role (train: the ranks of the group), `life` how often it was started; `slots` are
-    those of its node that it has.
+    those of its node that it has; `host` is the node's own address.
     """
 
     def __init__(self, order: wire.WorkerOrder) -> None:
@@ -58,6 +58,7 @@ class Worker:
         self.life = order.start.life
         self.slots = order.start.slots
         self.node = order.node
+        self.host = order.host
         self.attempt = order.attempt
         self.options: dict[str, Any] = order.start.options
         self.run = RunFolder(Path(order.run))

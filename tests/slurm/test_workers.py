@@ -19,6 +19,7 @@ ORDER = wire.WorkerOrder(
     node="n0",
     attempt=1,
     gps="base",
+    host="127.0.0.1",
     env={},
 )
 

@@ -14,7 +14,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.stage import StageSpec
 from stages import train
 from stages.rl.trainer import HfTrainer
-from stages.start import make_trainer
+from stages.start import _interface_of, make_trainer
 from tests.fakes.ranks import beside, leaving, started
 from tests.fakes.scripted import wait_until
 from tests.fakes.tiny_policy import make_config, make_rows, write_model
@@ -22,7 +22,7 @@ from tests.fakes.tiny_policy import make_config, make_rows, write_model
 
 def start(run: RunFolder, config: Config, rank: int, life: int) -> None:
     """A rank's start, and a step."""
-    worker = SimpleNamespace(config=config, run=run, rank=rank, life=life, attempt=3, slots=[rank])
+    worker = SimpleNamespace(config=config, run=run, rank=rank, life=life, attempt=3, slots=[rank], host="127.0.0.1")
     with leaving():
         trainer = make_trainer(worker)
         assert trainer.version == 1
@@ -72,7 +72,7 @@ def work(run: RunFolder, config: Config, rank: int, stage: str) -> None:
     """A rank's life; the second one is killed when it comes to the stage."""
     os.dup2(os.open(run.path / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY, 0o600), 2)
     torch.set_num_threads(1)
-    worker = SimpleNamespace(config=config, run=run, rank=rank, life=0, attempt=1, slots=[rank])
+    worker = SimpleNamespace(config=config, run=run, rank=rank, life=0, attempt=1, slots=[rank], host="127.0.0.1")
     worker.trainer = make_trainer(worker)
     worker.queue = SimpleNamespace(batch=make_rows)
     task = SimpleNamespace(worker=worker, log=print)
@@ -99,3 +99,9 @@ def test_a_rank_whose_others_are_killed_ends_as_a_worker_and_not_as_a_failed_sta
     said = (run.path / "rank0.log").read_text()
     assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL], said
     assert f"rank 0 has lost the others in {stage}" in said.splitlines()[-1]
+
+
+def test_ranks_use_the_interface_of_their_nodes_address():
+    assert _interface_of("127.0.0.1") == "lo"
+    with pytest.raises(RuntimeError, match=r"192\.0\.2\.1.*cluster\.env\.GLOO_SOCKET_IFNAME"):
+        _interface_of("192.0.2.1")

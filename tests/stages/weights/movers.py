@@ -110,5 +110,5 @@ if __name__ == "__main__":
     )
     main(
         socket.socket(fileno=int(sys.argv[1])),
-        wire.WorkerOrder(start=start, run="", node="n", attempt=1, gps=sys.argv[3], env={}),
+        wire.WorkerOrder(start=start, run="", node="n", attempt=1, gps=sys.argv[3], host="127.0.0.1", env={}),
     )
