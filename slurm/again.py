@@ -51,10 +51,10 @@ def stand_by(run: RunFolder, life: str, *, is_alone: bool, is_termed: bool, clie
             try:
                 if said := start_again(run, life, f"agent-{os.getpid()}", is_termed, clients):
                     return said
+                is_alone = False  # another one does it
             except SlurmError as error:
                 if is_termed or not error.is_outage:
                     return f"the job could not be started again: {error}"
-            is_alone = False  # another one does it
         is_termed = signal.sigtimedwait({signal.SIGTERM}, _PERIOD_S) is not None or is_termed
     return "the run is over"
 

@@ -102,9 +102,7 @@ def _interface_of(address: str) -> str:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
-    raise RuntimeError(
-        f"no network interface here has the address {address}: name one, cluster.env.{_INTERFACE}"
-    )
+    raise RuntimeError(f"no network interface here has the address {address}: name one, cluster.env.{_INTERFACE}")
 
 
 def announce(rank: int, num_ranks: int, slot: int) -> None:

@@ -191,6 +191,12 @@ def test_an_agent_whose_controller_left_in_order_waits_for_the_script_or_does_it
     dead.join()
 
 
+def test_an_agent_asks_until_slurm_answers(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "_PERIOD_S", 0.01)
+    asked = Asked(outages=2)
+    assert stand_by(run, asked, is_alone=True) == "job 12 is requeued" and asked.done == [("requeue", "12")]
+
+
 def test_on_term_an_agent_leaves_it_to_slurm_if_the_script_lives(run: RunFolder) -> None:
     asked = Asked("PENDING")
     assert "whose script lives" in stand_by(run, asked, is_alone=True, is_termed=True) and not asked.done
