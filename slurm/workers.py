@@ -71,8 +71,7 @@ class Workers:
 
     async def serve(self) -> str:
         """Serve until the zygote ends; returns why. No zygote, no node: its workers have died with it."""
-        loop = asyncio.get_running_loop()
-        while data := await loop.sock_recv(self._control, zygote.MAX_MESSAGE_BYTES):
+        while data := await self._hear():
             self._zygote_heard = time.monotonic()
             match self._decoder.decode(data):
                 case zygote.Alive():
@@ -89,6 +88,13 @@ class Workers:
                     task.add_done_callback(self._tasks.discard)
         code = await asyncio.to_thread(self._process.wait)
         return f"the zygote ended: {describe_exit(code)}"
+
+    async def _hear(self) -> bytes:
+        """The zygote's next message; none when it is dead, also with an unread one of ours."""
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._control, zygote.MAX_MESSAGE_BYTES)
+        except ConnectionResetError:
+            return b""
 
     async def watch(self, heartbeat_s: float, engine_s: float) -> str:
         """Kill workers that are silent: stopped, or stuck as a whole. Ends when the zygote is, and says so.

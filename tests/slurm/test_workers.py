@@ -69,3 +69,20 @@ def test_half_a_message_is_not_passed_on(tmp_path: Path) -> None:
 def test_a_message_that_nobody_understands_is_named_as_the_fault(tmp_path: Path) -> None:
     ((worker, reason),) = hear(b"\x03\x00\x00\x00abc", tmp_path)
     assert worker == "w" and "could not be passed on" in reason
+
+
+def test_a_zygote_that_dies_with_an_unread_message_has_ended() -> None:
+    """The kernel then resets the connection."""
+
+    async def serve() -> str:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = subprocess.Popen(["sleep", "60"])
+        workers = Workers(process, mine, lambda _: None, lambda *_: None, lambda *_: None)
+        workers.kill("w")
+        process.kill()
+        its.close()
+        reason = await asyncio.wait_for(workers.serve(), 10)
+        workers.close()
+        return reason
+
+    assert asyncio.run(serve()) == "the zygote ended: killed by SIGKILL"
