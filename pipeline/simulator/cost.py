@@ -20,7 +20,7 @@ from pipeline.simulator.profiles import GPUS, Gpu, ModelShape, known_model, know
 _READ_WEIGHTS, _READ_KV, _COMPUTE = 0.82, 0.60, 0.60  # shares of the peak; fitted to vLLM's single-GPU figures
 _OVERHEAD_S, _PER_SEQUENCE_S = 2.5e-3, 10e-6  # per iteration, and per sequence of it; fitted to the same
 _PREFILL_MFU, _PREFILL_MFU_EXPERTS = 0.45, 0.20  # assumed
-_TRAIN_MFU, _TRAIN_MFU_EXPERTS = 0.38, 0.15  # fitted to NeMo-RL's Llama 8B; with experts assumed
+_TRAIN_MFU, _TRAIN_MFU_EXPERTS = 0.38, 0.08  # fitted to NeMo-RL's Llama 8B, and to its Qwen3-30B-A3B
 _TRAIN_FLOPS_PER_PARAMETER = 10  # see above
 _TRAIN_FIXED_S = 4.0  # optimizer step, first and last micro-batch: assumed
 _COLLECTIVE_S = 9e-6  # latency of one all-reduce within a node: assumed

@@ -137,9 +137,9 @@ def _parts(sim: Simulation, schedule: Schedule) -> tuple[list[Block], list[Block
 
 
 def train_sizes(setup: Setup) -> list[int]:
-    """Whole nodes. What memory holds is not asked here (`TrainCost.fits`)."""
-    node = max(setup.gpus_per_node, setup.block)
-    return list(range(node, setup.num_gpus + 1, node))
+    """Whole nodes; within a single node, blocks. What memory holds is not asked here (`TrainCost.fits`)."""
+    unit = max(setup.gpus_per_node, setup.block) if setup.num_gpus > setup.gpus_per_node else setup.block
+    return list(range(unit, setup.num_gpus + 1, unit))
 
 
 def static_schedules(setup: Setup) -> list[Schedule]:

@@ -86,7 +86,7 @@ class Simulation:
         if not self._is_begun:
             self._is_begun = True
             self.mode.begin(self)
-            self._admit()
+            self.admit()
         while self.version < version:
             if not self._events:
                 raise RunError(f"nothing goes on after {self.now:.0f} s: {self._where()}")
@@ -134,7 +134,9 @@ class Simulation:
 
     # --- admission and dispatch
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """All steps that staleness and mode allow. Asked again when a rollout ends or a version is published; a mode
+        that waits for a time asks itself."""
         while (
             len(self.steps) < self.num_steps + _NUM_AHEAD
             and self.version >= len(self.steps) - self.mode.staleness
@@ -197,11 +199,12 @@ class Simulation:
         step = self.steps[sequence.step]
         if role is Role.ROLLOUT:
             self.queues[Role.REWARD].put([sequence])
-            if step.count_rolled_out(self.now):
-                self._admit()
+            is_last = step.count_rolled_out(self.now)
+            self.admit()
+            if is_last:
                 self.mode.on_rolled_out(self, sequence.step)
         elif step.count_scored(self.now):
-            self._admit()
+            self.admit()
             self.train()
             self.mode.on_scored(self, sequence.step)
 
@@ -326,7 +329,7 @@ class Simulation:
                 self.now, self.setup.rollout.update_s * self.setup.shift_scale, self.setup.recomputes_on_update
             )
             self._retime(replica)
-        self._admit()
+        self.admit()
         self.mode.on_trained(self, step)
         self.train()
 
