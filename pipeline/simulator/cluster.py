@@ -118,6 +118,7 @@ class Usage:
     is_traced: bool = False
     decode_gpu_s: dict[Role, float] = field(default_factory=lambda: {Role.ROLLOUT: 0.0, Role.REWARD: 0.0})
     prefill_gpu_s: dict[Role, float] = field(default_factory=lambda: {Role.ROLLOUT: 0.0, Role.REWARD: 0.0})
+    num_tokens: dict[Role, float] = field(default_factory=lambda: {Role.ROLLOUT: 0.0, Role.REWARD: 0.0})
     train_gpu_s: float = 0.0
     num_preempted: int = 0
     num_migrated: int = 0
@@ -128,6 +129,7 @@ class Usage:
         """When its life ends, or the run."""
         self.decode_gpu_s[replica.role] += replica.decode_s * replica.num_gpus
         self.prefill_gpu_s[replica.role] += replica.prefill_s * replica.num_gpus
+        self.num_tokens[replica.role] += replica.num_tokens
         self.num_preempted += replica.num_preempted
 
     def note_shift(self, now: float, block: Block, old: Role | None, new: Role, seconds: float) -> None:

@@ -45,9 +45,12 @@ class LeastLoaded:
     def __init__(self, max_prefill_backlog_s: float) -> None:
         self._backlog_s = max_prefill_backlog_s
         self._open: list[tuple[int, int, Replica]] = []
+        self._listed: dict[int, int] = {}  # replica to the load under which it stands in `_open`; other entries are old
 
     def offer(self, replica: Replica) -> None:
-        heapq.heappush(self._open, (replica.num_running, replica.index, replica))
+        if self._listed.get(replica.index) != replica.num_running:
+            self._listed[replica.index] = replica.num_running
+            heapq.heappush(self._open, (replica.num_running, replica.index, replica))
 
     def fill(self, queue: WaitingQueue, now: float, wake: Callable[[Replica, float], None]) -> list[Replica]:
         """Give out what fits; `wake(replica, when)` is called for one that is busy with prefill until then. Returns
@@ -55,18 +58,18 @@ class LeastLoaded:
         changed: dict[int, Replica] = {}
         while len(queue) and self._open:
             num, index, replica = self._open[0]
-            if replica.is_dead or num != replica.num_running:
+            if self._listed.get(index) != num:
                 heapq.heappop(self._open)
                 continue
             free_at = replica.prefilled_at - self._backlog_s
-            if free_at > now:
+            if replica.is_dead or num != replica.num_running or free_at > now or not replica.has_room(queue.first()):
                 heapq.heappop(self._open)
-                wake(replica, free_at)
-                continue
-            if not replica.has_room(queue.first()):
-                heapq.heappop(self._open)
+                del self._listed[index]
+                if free_at > now and not replica.is_dead:
+                    wake(replica, free_at)
                 continue
             replica.add(queue.pop(), now)
+            self._listed[index] = replica.num_running
             heapq.heapreplace(self._open, (replica.num_running, index, replica))
             changed[index] = replica
         return list(changed.values())

@@ -99,7 +99,10 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._order), call, arguments))
 
     def bind(self, block: Block, role: Role, *, at_once: bool = False) -> None:
-        """Down: what runs there goes back to the front of its queue. Up: after the time of a shift."""
+        """Down: what runs there goes back to the front of its queue. Up: after the time of a shift. GPUs of a running
+        training are locked: ValueError."""
+        if self.train_end_s is not None and block in self.train_blocks:
+            raise ValueError(f"block {block.index} trains until {self.train_end_s:.0f} s")
         old, block.role = block.role, role
         if block.is_lost:
             return

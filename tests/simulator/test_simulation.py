@@ -28,7 +28,7 @@ SMALL = Workload(
 
 def small(group: int = 2, num_gpus: int = 16, **changes: object) -> Setup:
     base = paper_setup(group, "h800", num_gpus=num_gpus)
-    return replace(base, workload=SMALL, **changes)  # type: ignore[arg-type]
+    return replace(base, **{"workload": SMALL, **changes})  # type: ignore[arg-type]
 
 
 def schedule(mode: str, rollout: int, reward: int, train: int, **more: object) -> Schedule:
@@ -130,6 +130,21 @@ def test_a_copy_of_a_running_simulation_goes_the_same_way() -> None:
     assert copied.version == 4
     copied.run_until(8)
     assert [s.trained_s for s in copied.steps] == [s.trained_s for s in sim.steps]
+
+
+def test_new_weights_are_loaded_by_engines_that_roll_out() -> None:
+    prefilled = {}
+    for recomputes in (True, False):
+        setup = small(recomputes_on_update=recomputes)
+        sim = Simulation(setup, DISAGGREGATED.policy(), seed=1, num_steps=4)
+        sim.run_until(1)
+        rollout = sim.replicas[Role.ROLLOUT]
+        assert all(
+            replica.num_running and replica.prefilled_at >= sim.now + setup.rollout.update_s for replica in rollout
+        )
+        prefilled[recomputes] = sum(replica.num_prefilled for replica in rollout)
+    # Those of step 1 that run: their contexts once more.
+    assert prefilled[True] > prefilled[False] + 1000
 
 
 def test_a_pool_rolls_out_on_gpus_that_do_not_train() -> None:
