@@ -62,7 +62,7 @@ class LeastLoaded:
                 heapq.heappop(self._open)
                 continue
             free_at = replica.prefilled_at - self._backlog_s
-            if replica.is_dead or num != replica.num_running or free_at > now or not replica.has_room(queue.first()):
+            if replica.is_dead or free_at > now or not replica.has_room(queue.first()):
                 heapq.heappop(self._open)
                 del self._listed[index]
                 if free_at > now and not replica.is_dead:

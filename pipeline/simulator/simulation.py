@@ -189,12 +189,12 @@ class Simulation:
         self._advance(replica)
         done, out = replica.finished(), replica.preempted()
         self.queues[replica.role].put(out)
+        self._dispatch[replica.role].offer(replica)  # first: the end of a response may admit a step
         for sequence in done:
             self._finish(replica.role, sequence)
         if replica.is_dead:  # its GPUs were taken for what follows the step's last sequence
             return
         self._retime(replica)
-        self._dispatch[replica.role].offer(replica)
         for role in INFERENCE:
             self._fill(role)
 

@@ -39,7 +39,8 @@ COLOCATED = schedule("colocated", 16, 0, 16, staleness=0)
 DISAGGREGATED = schedule("disaggregated", 4, 4, 8)
 SHARED = schedule("rollout_reward_colocated", 8, 0, 8)
 POOL = schedule("trainer_pool", 4, 4, 8)
-ALL = [COLOCATED, DISAGGREGATED, replace(DISAGGREGATED, admission=Admission.BARRIER), SHARED, POOL]
+BARRIER = replace(DISAGGREGATED, admission=Admission.BARRIER)
+ALL = [COLOCATED, DISAGGREGATED, BARRIER, SHARED, POOL]
 
 
 def as_bytes(result: Result) -> str:
@@ -88,7 +89,7 @@ def test_each_sequence_goes_its_way_once_and_in_bounds(mode: Schedule) -> None:
 
 
 def test_a_barrier_waits_for_the_last_response() -> None:
-    steps = simulate(small(), ALL[2], num_steps=6).steps
+    steps = simulate(small(), BARRIER, num_steps=6).steps
     assert all(b.admitted_s >= (a.rolled_out_s or 0) for a, b in itertools.pairwise(steps))
     steps = simulate(small(), DISAGGREGATED, num_steps=6).steps
     assert any(b.admitted_s < (a.rolled_out_s or 0) for a, b in itertools.pairwise(steps))
@@ -136,7 +137,7 @@ def test_new_weights_are_loaded_by_engines_that_roll_out() -> None:
     prefilled = {}
     for recomputes in (True, False):
         setup = small(recomputes_on_update=recomputes)
-        sim = Simulation(setup, DISAGGREGATED.policy(), seed=1, num_steps=4)
+        sim = Simulation(setup, BARRIER.policy(), seed=1, num_steps=4)
         sim.run_until(1)
         rollout = sim.replicas[Role.ROLLOUT]
         assert all(
@@ -145,6 +146,14 @@ def test_new_weights_are_loaded_by_engines_that_roll_out() -> None:
         prefilled[recomputes] = sum(replica.num_prefilled for replica in rollout)
     # Those of step 1 that run: their contexts once more.
     assert prefilled[True] > prefilled[False] + 1000
+
+
+def test_a_step_spreads_over_all_replicas() -> None:
+    """Also over the one whose last response let it in."""
+    sim = Simulation(small(), BARRIER.policy(), seed=1, num_steps=4)
+    sim.run_until(1)
+    assert sim.steps[1].admitted_s == sim.steps[0].rolled_out_s
+    assert all(replica.num_prefilled > 3000 for replica in sim.replicas[Role.ROLLOUT])
 
 
 def test_a_pool_rolls_out_on_gpus_that_do_not_train() -> None:
