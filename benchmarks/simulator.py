@@ -24,7 +24,7 @@ from typing import Any
 
 from harness import Must, main, parser
 
-from pipeline.simulator.lengths import Lengths, lognormal_mixture, measured_lengths
+from pipeline.simulator.lengths import lognormal_of_mean, measured_lengths
 from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.profiles import GPUS, known_model
 from pipeline.simulator.result import simulate
@@ -120,7 +120,7 @@ def step_s(row: Published) -> float:
         workload=Workload(
             num_prompts=row.sequences // 16,
             num_each=16,
-            rollout=lengths_of_mean(row.mean, row.longest),
+            rollout=lognormal_of_mean(row.mean, 0.6, row.longest),
             verdict=measured_lengths([16], 16),
             prompt_tokens=PROMPT_TOKENS,
         ),
@@ -129,14 +129,6 @@ def step_s(row: Published) -> float:
     generate = [(s.rolled_out_s or 0) - s.admitted_s for s in steps]
     train = [(s.trained_s or 0) - (s.train_started_s or 0) for s in steps]
     return (sum(generate) + sum(train)) / len(steps) + TRANSITION_S
-
-
-def lengths_of_mean(mean: float, longest: int) -> Lengths:
-    low, high = mean / 4, mean * 16
-    for _ in range(40):
-        median = (low + high) / 2
-        low, high = (median, high) if lognormal_mixture([(1.0, median, 0.6)], longest).mean < mean else (low, median)
-    return lognormal_mixture([(1.0, low, 0.6)], longest)
 
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:

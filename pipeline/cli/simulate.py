@@ -21,7 +21,8 @@ def simulate(
         [_number(text) for text in gpus.split(",")] if gpus else [config.cluster.nodes * config.cluster.slots_per_node]
     )
     names = list(ModeName) if modes == "all" else [_mode(text) for text in modes.split(",")]
-    found = {n: forecast(setup_of(config, gpu=gpu, num_gpus=n, lengths=lengths), names, num_seeds) for n in sizes}
+    setups = {n: setup_of(config, gpu=gpu, num_gpus=n, lengths=lengths) for n in sizes}
+    found = {n: forecast(config, setup, names, num_seeds) for n, setup in setups.items()}
     if as_json:
         rows = [{"gpus": n, **asdict(row), "schedule": str(row.schedule)} for n, rows in found.items() for row in rows]
         click.echo(json.dumps(rows))

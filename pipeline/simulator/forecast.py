@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
-from pipeline.core.events import Role
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
-from pipeline.simulator.measured import lengths_of_run
-from pipeline.simulator.modes import ModeName, Schedule, static_schedules
+from pipeline.simulator.measured import response_lengths, verdict_lengths
+from pipeline.simulator.modes import Admission, ModeName, Schedule, static_schedules
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
 from pipeline.simulator.setup import Setup, Workload
@@ -40,8 +39,7 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
     try:
         rollout, verdict = _assumed(POLICY_16K, 16_384, longest), _assumed(VERDICT_4K, 4096, longest_verdict)
         if lengths and Path(lengths).is_dir():
-            rollout = lengths_of_run(Path(lengths), Role.ROLLOUT, longest)
-            verdict = lengths_of_run(Path(lengths), Role.REWARD, longest_verdict)
+            rollout, verdict = response_lengths(Path(lengths), longest), verdict_lengths(Path(lengths), longest_verdict)
         elif lengths:
             rollout = read_lengths(Path(lengths), longest)
         work = Workload(
@@ -70,10 +68,18 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
         raise ConfigError(f"cannot be simulated: {error}") from error
 
 
-def forecast(setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
-    """In the order of `modes`; schedules whose training states do not fit, and modes without another, are left out."""
+def forecast(config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
+    """In the order of `modes`; schedules whose training states do not fit, and modes without another, are left out.
+
+    With the configuration's staleness, which is 0 for colocated, and its `placement.admission`.
+    """
     found = []
-    schedules = [s for s in static_schedules(setup) if setup.train.fits(s.train)]
+    judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
+    schedules = [
+        replace(s, judging=judging, staleness=min(s.staleness, staleness))
+        for s in static_schedules(setup)
+        if setup.train.fits(s.train)
+    ]
     for mode in modes:
         runs = {s: [simulate(setup, s, seed=0)] for s in schedules if s.mode is mode}
         best = max((r[0].sequences_per_s for r in runs.values()), default=0.0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _NUM_QUANTILES = 20_000
-_SHORTEST = 16
+_SHORTEST = 1
 _NORMAL_GRID = 8.0  # standard normal deviations beyond which nothing is drawn
 
 
@@ -78,6 +78,18 @@ def lognormal_mixture(parts: Sequence[tuple[float, float, float]], longest: int)
     cdf = sum(share * _normal_cdf((grid - math.log(median)) / sigma) for share, median, sigma in parts)
     levels = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
     return Lengths(uncut=np.exp(np.interp(levels, np.asarray(cdf), grid)), longest=longest)
+
+
+def lognormal_of_mean(mean: float, sigma: float, longest: int) -> Lengths:
+    """With that mean after the cut. Raises ValueError where the cut allows none."""
+    if not _SHORTEST < mean < longest:
+        raise ValueError(f"no lengths between {_SHORTEST} and {longest} tokens have a mean of {mean:.0f}")
+    low, high = math.log(_SHORTEST / 8), math.log(64 * longest)
+    for _ in range(50):
+        median = (low + high) / 2
+        is_short = lognormal_mixture([(1.0, math.exp(median), sigma)], longest).mean < mean
+        low, high = (median, high) if is_short else (low, median)
+    return lognormal_mixture([(1.0, math.exp(low), sigma)], longest)
 
 
 def measured_lengths(values: Sequence[float], longest: int) -> Lengths:

@@ -6,7 +6,8 @@
     trainer_pool               disaggregated, and GPUs that do not train roll out meanwhile
 
 Admission: `stream` takes the next step as soon as the staleness bound allows it, `barrier` also waits for the last
-response of the step before.
+response of the step before. Judging (a run's `placement.admission`): `stream` judges each response when it is there,
+`barrier` all of a step together.
 """
 
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ class Schedule:
     reward: int = 0
     train: int
     admission: Admission = Admission.STREAM
+    judging: Admission = Admission.STREAM
     staleness: int = 1
 
     def __str__(self) -> str:
@@ -56,6 +58,7 @@ class _Static:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.staleness = schedule.staleness
+        self.judges_together = schedule.judging is Admission.BARRIER
 
     def begin(self, sim: Simulation) -> None:
         rollout, reward, train = _parts(sim, self.schedule)

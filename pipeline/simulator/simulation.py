@@ -29,6 +29,8 @@ class Mode(Protocol):
     """Who gets which GPUs when. Called back by the simulation; acts through `bind` and `train`."""
 
     staleness: int
+    judges_together: bool
+    """Responses go to the judge when all of their step are there, not one by one."""
 
     def begin(self, sim: "Simulation") -> None:
         """At time 0: bind the blocks, name those that train (`sim.train_blocks`)."""
@@ -75,6 +77,7 @@ class Simulation:
         self._dispatch = {role: LeastLoaded(setup.max_prefill_backlog_s) for role in INFERENCE}
         self._is_begun = False
         self._train_alarm = 0
+        self._finished: list[Sequence] = []
         self._settling: set[Role] = set()
         self._uneven: set[Role] = set()  # replicas came, and the queue has not been empty since
         for scenario in scenarios:
@@ -201,8 +204,10 @@ class Simulation:
     def _finish(self, role: Role, sequence: Sequence) -> None:
         step = self.steps[sequence.step]
         if role is Role.ROLLOUT:
-            self.queues[Role.REWARD].put([sequence])
             is_last = step.count_rolled_out(self.now)
+            self._finished.append(sequence)
+            if is_last or not self.mode.judges_together:
+                self._hand_over(sequence.step)
             self.admit()
             if is_last:
                 self.mode.on_rolled_out(self, sequence.step)
@@ -210,6 +215,11 @@ class Simulation:
             self.admit()
             self.train()
             self.mode.on_scored(self, sequence.step)
+
+    def _hand_over(self, step: int) -> None:
+        """Its finished responses to the judge."""
+        self.queues[Role.REWARD].put(s for s in self._finished if s.step == step)
+        self._finished = [s for s in self._finished if s.step != step]
 
     def _advance(self, replica: Replica) -> None:
         start, before = replica.at, replica.num_tokens

@@ -10,7 +10,7 @@ import yaml
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
 from pipeline.simulator.forecast import forecast, setup_of
-from pipeline.simulator.modes import ModeName
+from pipeline.simulator.modes import Admission, ModeName
 from tests.cli.conftest import Pivot, pivot
 
 __all__ = ["pivot"]
@@ -48,7 +48,7 @@ def test_lengths_may_be_named(config: Path) -> None:
     lengths = config.parent / "lengths"
     lengths.write_text("100\n300\n")
     assert setup_of(load_files([config]), gpu="h100", num_gpus=16, lengths=str(lengths)).workload.rollout.mean == 200
-    with pytest.raises(ConfigError, match="no finished sequence"):
+    with pytest.raises(ConfigError, match="no finished response"):
         setup_of(load_files([config]), gpu="h100", num_gpus=16, lengths=str(config.parent))
 
 
@@ -63,18 +63,24 @@ def test_what_cannot_be_simulated_is_refused(config: Path) -> None:
 
 
 def test_each_mode_comes_with_its_best_split(config: Path) -> None:
-    setup = setup_of(load_files([config]), gpu="h800", num_gpus=16)
-    rows = forecast(setup, ModeName, 2)
+    loaded = load_files([config], ["algorithm.staleness=1"])
+    setup = setup_of(loaded, gpu="h800", num_gpus=16)
+    rows = forecast(loaded, setup, ModeName, 2)
     assert [row.mode for row in rows] == list(ModeName)
     for row in rows:
         assert row.sequences_per_s > 0 and 0 < row.idle < 1 and 0 < row.of_tail_bound < 1.2
         assert row.step_s == pytest.approx(16 / row.sequences_per_s, rel=0.05)
-    assert rows == forecast(setup, ModeName, 2)
+    assert rows == forecast(loaded, setup, ModeName, 2)
+    strict = load_files([config], ["placement.admission=barrier"])
+    slower = forecast(strict, setup, ModeName, 2)
+    assert [row.schedule.staleness for row in rows] == [0, 1, 1, 1]
+    assert {(row.schedule.staleness, row.schedule.judging) for row in slower} == {(0, Admission.BARRIER)}
+    assert slower[1].step_s > rows[1].step_s
 
 
 def test_training_that_does_not_fit_is_left_out(config: Path) -> None:
     large = load_files([config], ["model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4"])
-    found = forecast(setup_of(large, gpu="h200", num_gpus=16), ModeName, 1)
+    found = forecast(large, setup_of(large, gpu="h200", num_gpus=16), ModeName, 1)
     # 14 bytes x 72.7e9 parameters are 64 GB on each of 16 GPUs of 141, and 127 GB on each of 8.
     assert [row.mode for row in found] == [ModeName.COLOCATED]
 

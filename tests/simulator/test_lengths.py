@@ -5,10 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.core.events import Finish, Role, SegmentClosed, SegmentInfo
+from pipeline.core.events import Finish, SegmentClosed, SegmentInfo, TaskEnded
 from pipeline.journal import Journal
-from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, lognormal_mixture, measured_lengths, read_lengths
-from pipeline.simulator.measured import lengths_of_run
+from pipeline.simulator.lengths import (
+    POLICY_16K,
+    VERDICT_4K,
+    lognormal_mixture,
+    lognormal_of_mean,
+    measured_lengths,
+    read_lengths,
+)
+from pipeline.simulator.measured import response_lengths, verdict_lengths
 
 
 def test_the_policys_lengths_have_a_long_tail() -> None:
@@ -62,7 +69,7 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_lengths_come_from_a_run(tmp_path: Path) -> None:
-    """A sequence in two pieces, one that did not finish, and a verdict on the first."""
+    """A response in two pieces, one that did not finish; of verdicts the tokens of two tasks."""
     (tmp_path / "journal").mkdir()
     journal = Journal(tmp_path / "journal/attempt_1.jsonl")
     for task, id, idx, num, finish in [
@@ -70,12 +77,22 @@ def test_lengths_come_from_a_run(tmp_path: Path) -> None:
         ("rollout-1-1", "a", 1, 20, Finish.STOP),
         ("rollout-1-1", "b", 0, 90, Finish.FLUSH),
         ("rollout-1-1", "c", 0, 70, Finish.LENGTH),
-        ("reward-1-2", "a", 0, 40, Finish.STOP),
     ]:
         segment = SegmentInfo(id=id, idx=idx, num_tokens=num, version=0, finish=finish)
         journal.write(SegmentClosed(task=task, segments=(segment,)), 0.0)
+    with pytest.raises(ValueError, match="no verdict"):
+        verdict_lengths(tmp_path, 1000)
+    for num, tokens in ((3, 300), (1, 220)):
+        result = {"genrm/num_verdicts": float(num), "genrm/num_tokens": float(tokens)}
+        journal.write(TaskEnded(task="reward-1-2", ok=True, result=result), 0.0)
     journal.close()
-    assert lengths_of_run(tmp_path, Role.ROLLOUT, 1000).values.tolist() == [50, 70]
-    assert lengths_of_run(tmp_path, Role.REWARD, 1000).values.tolist() == [40]
-    with pytest.raises(ValueError, match="no finished sequence"):
-        lengths_of_run(tmp_path / "journal", Role.ROLLOUT, 1000)
+    assert response_lengths(tmp_path, 1000).values.tolist() == [50, 70]
+    assert verdict_lengths(tmp_path, 1000).mean == pytest.approx(130, rel=1e-3)
+    with pytest.raises(ValueError, match="no finished response"):
+        response_lengths(tmp_path / "journal", 1000)
+
+
+def test_a_mean_beyond_the_limit_is_refused() -> None:
+    assert lognormal_of_mean(3154, 0.6, 4096).mean == pytest.approx(3154, abs=2)
+    with pytest.raises(ValueError, match="have a mean of 5000"):
+        lognormal_of_mean(5000, 0.6, 4096)

@@ -22,6 +22,7 @@ class Restless:
     """Every few seconds a block goes elsewhere; training takes its blocks when a step is judged."""
 
     staleness = 1
+    judges_together = False
 
     def __init__(self, choices: list[int], check: Callable[[Simulation], None], num_steps: int) -> None:
         self.choices, self.check, self.num_steps, self.turn = choices, check, num_steps, 0

@@ -95,6 +95,16 @@ def test_a_barrier_waits_for_the_last_response() -> None:
     assert any(b.admitted_s < (a.rolled_out_s or 0) for a, b in itertools.pairwise(steps))
 
 
+def test_judging_together_waits_for_the_whole_step() -> None:
+    together = replace(DISAGGREGATED, judging=Admission.BARRIER, staleness=0)
+    work = simulate(small(), together, num_steps=6, is_traced=True)
+    stretches = [(w.start_s, w.end_s) for w in work.usage.trace if w.role is Role.REWARD and w.amount > 0]
+    for step in work.steps:
+        assert step.rolled_out_s is not None and step.num_scored == 64
+        assert not [s for s in stretches if step.admitted_s <= s[0] < step.rolled_out_s - 1e-9]
+    assert work.step_s > simulate(small(), replace(DISAGGREGATED, staleness=0), num_steps=6).step_s
+
+
 def test_staleness_0_waits_for_the_new_version() -> None:
     steps = simulate(small(), replace(DISAGGREGATED, staleness=0), num_steps=6).steps
     assert all(b.admitted_s == a.trained_s for a, b in itertools.pairwise(steps))
