@@ -78,6 +78,27 @@ class TrainCost:
         return _TRAIN_STATE_BYTES * self.model.parameters / num_gpus / (self.gpu.host * _HOST_TO_GPU_STATES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTrain:
+    """A training group that was watched, whatever its size: stands in for `TrainCost`."""
+
+    token_s: float
+    fixed_s: float
+    slower: float = 1.0
+
+    def step_s(self, *, num_tokens: float, mean_context: float, num_gpus: int) -> float:
+        return (num_tokens * self.token_s + self.fixed_s) * self.slower
+
+    def wake_s(self, num_gpus: int) -> float:
+        return 0.0
+
+    def sleep_s(self, num_gpus: int) -> float:
+        return 0.0
+
+    def fits(self, num_gpus: int) -> bool:
+        return True
+
+
 SLEEP_S = _SLEEP_S
 """An inference replica gives its GPUs up; what it runs was aborted before."""
 

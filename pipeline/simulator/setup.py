@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeline.core.events import Role
-from pipeline.simulator.cost import SLEEP_S, RoleCost, TrainCost, role_cost
+from pipeline.simulator.cost import SLEEP_S, MeasuredTrain, RoleCost, TrainCost, role_cost
 from pipeline.simulator.lengths import POLICY_16K, POLICY_32K, VERDICT_4K, Lengths, lognormal_mixture
 from pipeline.simulator.profiles import GPUS, Gpu, ModelShape, known_model
 
@@ -80,6 +80,15 @@ class Beliefs:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Costs of a run that was watched, instead of those of a profile."""
+
+    rollout: RoleCost
+    reward: RoleCost
+    train: MeasuredTrain
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """Models on a cluster. `block` GPUs change hands together: a replica of the larger inference role."""
@@ -103,6 +112,7 @@ class Setup:
     flush_s: float = 1.0
     node_start_s: float = 60.0
     """From a replaced node's arrival to a warm engine: assumed."""
+    measured: Measured | None = None
     errors: Beliefs = field(default=Beliefs())
     """Applied to all costs: the believed world has factors, the true one has none."""
 
@@ -122,14 +132,18 @@ class Setup:
 
     @cached_property
     def rollout(self) -> RoleCost:
-        return self._slower(role_cost(self.gpu, self.policy, self.rollout_gpus), self.errors.rollout)
+        cost = self.measured.rollout if self.measured else role_cost(self.gpu, self.policy, self.rollout_gpus)
+        return self._slower(cost, self.errors.rollout)
 
     @cached_property
     def reward(self) -> RoleCost:
-        return self._slower(role_cost(self.gpu, self.judge, self.reward_gpus), self.errors.reward)
+        cost = self.measured.reward if self.measured else role_cost(self.gpu, self.judge, self.reward_gpus)
+        return self._slower(cost, self.errors.reward)
 
     @cached_property
-    def train(self) -> TrainCost:
+    def train(self) -> TrainCost | MeasuredTrain:
+        if self.measured:
+            return replace(self.measured.train, slower=self.errors.train)
         return TrainCost(gpu=self.gpu, model=self.policy, slower=self.errors.train)
 
     def role(self, role: Role) -> RoleCost:
