@@ -127,6 +127,7 @@ class Usage:
 
     def add(self, replica: Replica) -> None:
         """When its life ends, or the run."""
+        self.note_work(replica)
         self.decode_gpu_s[replica.role] += replica.decode_s * replica.num_gpus
         self.prefill_gpu_s[replica.role] += replica.prefill_s * replica.num_gpus
         self.num_tokens[replica.role] += replica.num_tokens
@@ -135,6 +136,10 @@ class Usage:
     def note_shift(self, now: float, block: Block, old: Role | None, new: Role, seconds: float) -> None:
         self.shifts.append(Shift(at_s=now, block=block.index, old=old, new=new, seconds=seconds))
 
+    def note_cut(self, seconds: float, num_gpus: int) -> None:
+        """A training ends so much before its time."""
+        self.train_gpu_s -= seconds * num_gpus
+
     def note_training(self, now: float, seconds: float, num_gpus: int, num_sequences: int) -> None:
         self.train_gpu_s += seconds * num_gpus
         if self.is_traced:
@@ -142,8 +147,17 @@ class Usage:
                 Work(start_s=now, end_s=now + seconds, role=Role.TRAIN, num_gpus=num_gpus, amount=num_sequences)
             )
 
-    def note_tokens(self, start: float, end: float, replica: Replica, num_tokens: float) -> None:
-        if self.is_traced and end > start:
+    def note_work(self, replica: Replica) -> None:
+        """What it did since it was last noted."""
+        done = replica.num_tokens - replica.noted_tokens
+        if self.is_traced and done > 0:
             self.trace.append(
-                Work(start_s=start, end_s=end, role=replica.role, num_gpus=replica.num_gpus, amount=num_tokens)
+                Work(
+                    start_s=replica.noted_at,
+                    end_s=replica.at,
+                    role=replica.role,
+                    num_gpus=replica.num_gpus,
+                    amount=done,
+                )
             )
+        replica.noted_at, replica.noted_tokens = replica.at, replica.num_tokens

@@ -68,6 +68,9 @@ class Replica:
     num_tokens: float = 0.0
     num_preempted: int = 0
     num_prefilled: float = 0.0
+    noted_at: float = 0.0
+    """Up to which time its work is in the trace."""
+    noted_tokens: float = 0.0
     running: list[tuple[float, int, Sequence]] = field(default_factory=list)
     """A heap by when they end."""
     groups: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -115,6 +118,8 @@ class Replica:
 
     def add(self, sequence: Sequence, now: float) -> None:
         self.advance(now)
+        if not self.running:
+            self.noted_at = now  # idle until then
         context = self.prompt_tokens(sequence) + sequence.generated
         key = (sequence.step, sequence.group)
         shared = self.prefix_tokens if self.shares_prefix and self.groups[key] else 0

@@ -29,6 +29,10 @@ class Lengths:
     uncut: Array
     longest: int
 
+    def __deepcopy__(self, memo: object) -> "Lengths":
+        """Never changed, so a copy of a simulation shares it."""
+        return self
+
     @cached_property
     def values(self) -> Array:
         return np.clip(np.rint(self.uncut), _SHORTEST, self.longest)

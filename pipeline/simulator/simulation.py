@@ -222,9 +222,8 @@ class Simulation:
         self._finished = [s for s in self._finished if s.step != step]
 
     def _advance(self, replica: Replica) -> None:
-        start, before = replica.at, replica.num_tokens
         replica.advance(self.now)
-        self.usage.note_tokens(start, self.now, replica, replica.num_tokens - before)
+        self.usage.note_work(replica)
 
     def _end(self, replica: Replica) -> list[Sequence]:
         self._advance(replica)
@@ -259,6 +258,7 @@ class Simulation:
                 prefix_tokens=work.prefix_tokens(role),
                 shares_prefix=work.shares_prefix,
                 at=self.now,
+                noted_at=self.now,
             )
             block.replicas.append(replica)
             self.replicas[role].append(replica)
@@ -298,6 +298,8 @@ class Simulation:
             if scenario.back_after_s is not None:
                 self.at(self.now + scenario.back_after_s, self._return, block)
         if self.training is not None and any(block.is_lost for block in self.train_blocks):
+            if self.train_end_s is not None:
+                self.usage.note_cut(self.train_end_s - self.now, self.num_train_gpus)
             self.train_end_s = None  # it starts again when its GPUs are there
             self._train_alarm += 1
         if scenario.back_after_s is None:

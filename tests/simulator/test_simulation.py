@@ -179,6 +179,8 @@ def test_the_trace_holds_all_tokens() -> None:
     setup = small()
     result = simulate(setup, DISAGGREGATED, num_steps=6, is_traced=True)
     rolled = sum(w.amount for w in result.usage.trace if w.role is Role.ROLLOUT)
+    assert rolled == pytest.approx(result.usage.num_tokens[Role.ROLLOUT])
+    assert all(w.end_s > w.start_s for w in result.usage.trace)
     counted = sum(s.train_tokens - 64 * setup.workload.prompt_tokens for s in result.steps)
     assert counted < rolled < 2 * counted  # steps that are not counted have begun
 
