@@ -141,6 +141,24 @@ def dag(config: tuple[str, ...]) -> int:
     return dag(config)
 
 
+@commands.command()
+@_config_arguments
+@click.option("--gpu", default="h100", show_default=True, help="Kind of GPU: a100, h800, h100, h200, h20.")
+@click.option("--gpus", default="", metavar="16,32,...", help="How many.  [default: the cluster's slots]")
+@click.option("--modes", default="all", metavar="MODE,...", show_default=True, help="Modes of placement.")
+@click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs that are averaged.")
+@click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+def simulate(config: tuple[str, ...], gpu: str, gpus: str, modes: str, seeds: int, lengths: str, as_json: bool) -> int:
+    """Predict step times in each mode of placement, at its best split of the GPUs.
+
+    Nothing is started. Models are read from their config.json; lengths are assumed where --lengths names none.
+    """
+    from pipeline.cli.simulate import simulate
+
+    return simulate(config, gpu=gpu, gpus=gpus, modes=modes, num_seeds=seeds, lengths=lengths, as_json=as_json)
+
+
 @commands.command("_controller", hidden=True)
 @click.argument("run")
 def controller(run: str) -> int:

@@ -20,7 +20,7 @@ from pipeline.config import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.segment import EMULATED_NAME
 from pipeline.gps.store import Reader
-from pipeline.simulator.cost_model import cost_model
+from pipeline.simulator.cost import cost_model
 from pipeline.wire import Probe
 from stages.engines import stream
 from stages.engines.base import EngineCounts, Output, Request
@@ -50,7 +50,7 @@ class EmulatedOptions(BaseModel):
     script: Literal["", "judge"] = ""  # judge: every response is a critique that ends with a verdict
     vocab_size: int = stream.VOCAB_SIZE
     kv_bytes_per_token: int = 1024
-    profile: str = "instant"  # of pipeline.simulator.cost_model
+    profile: str = "instant"  # of pipeline.simulator.cost
     step_s: float = 0.0  # added to every step
     time_scale: float = 1.0
     faults: list[Fault] = []
@@ -187,7 +187,7 @@ class EmulatedEngine:
 
     def _step_seconds(self, prefill: int) -> float:
         context = sum(s.context for s in self._running)
-        cost = self._cost.step_seconds(num_sequences=len(self._running), context_tokens=context, prefill_tokens=prefill)
+        cost = self._cost.iteration_s(len(self._running), context) + prefill * self._cost.prefill_s
         return cost * self._options.time_scale + self._options.step_s
 
     def _advance(self, sequence: _Sequence) -> Output:

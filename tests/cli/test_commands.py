@@ -36,7 +36,7 @@ sys.exit(code)
 def test_the_commands_are_these(pivot: Pivot) -> None:
     text = pivot("--help").out
     listed = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.strip()]
-    assert listed == ["cancel", "dag", "logs", "resume", "status", "submit", "validate"]
+    assert listed == ["cancel", "dag", "logs", "resume", "simulate", "status", "submit", "validate"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""What a run of a configuration would do in each static mode, each at its best split and training size."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.config import Config
+from pipeline.core.errors import ConfigError
+from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
+from pipeline.simulator.measured import response_lengths, verdict_lengths
+from pipeline.simulator.modes import Admission, ModeName, Schedule, static_schedules
+from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
+from pipeline.simulator.result import Result, simulate
+from pipeline.simulator.setup import Setup, Workload
+
+_CLOSE = 0.92
+"""Schedules this close to the best of their mode on the first seed are run on the others too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The best schedule of a mode; means over the seeds."""
+
+    mode: ModeName
+    schedule: Schedule
+    sequences_per_s: float
+    step_s: float
+    idle: float
+    """Share of GPU-seconds in which nothing is computed."""
+    shifts_per_step: float
+    of_tail_bound: float
+
+
+def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> Setup:
+    """`lengths`: a run's folder, or a file of response lengths; empty: assumed, in proportion to the limits. Raises
+    ConfigError."""
+    longest, longest_verdict = config.rollout.max_response_length, config.reward.genrm.max_tokens
+    try:
+        rollout, verdict = _assumed(POLICY_16K, 16_384, longest), _assumed(VERDICT_4K, 4096, longest_verdict)
+        if lengths and Path(lengths).is_dir():
+            rollout, verdict = response_lengths(Path(lengths), longest), verdict_lengths(Path(lengths), longest_verdict)
+        elif lengths:
+            rollout = read_lengths(Path(lengths), longest)
+        work = Workload(
+            num_prompts=config.data.train_batch_size,
+            num_each=config.rollout.n,
+            rollout=rollout,
+            verdict=verdict,
+            shares_prefix=config.rollout.engine.enable_prefix_caching,
+        )
+        if gpu not in GPUS:
+            raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
+        return Setup(
+            gpu=GPUS[gpu],
+            num_gpus=num_gpus,
+            policy=_shape("policy", config.model.policy.path),
+            judge=_shape("genrm", config.model.genrm.path),
+            rollout_gpus=config.placement.roles.rollout.slots,
+            reward_gpus=config.placement.roles.reward.slots,
+            workload=work,
+            gpus_per_node=config.cluster.slots_per_node,
+            max_num_seqs=config.rollout.engine.max_num_seqs,
+            recomputes_on_update=config.rollout.on_update == "recompute",
+            flush_s=config.rollout.flush_s,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"cannot be simulated: {error}") from error
+
+
+def forecast(config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
+    """In the order of `modes`; schedules whose training states do not fit, and modes without another, are left out.
+
+    With the configuration's staleness, which is 0 for colocated, and its `placement.admission`.
+    """
+    found = []
+    judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
+    schedules = [
+        replace(s, judging=judging, staleness=min(s.staleness, staleness))
+        for s in static_schedules(setup)
+        if setup.train.fits(s.train)
+    ]
+    for mode in modes:
+        runs = {s: [simulate(setup, s, seed=0)] for s in schedules if s.mode is mode}
+        best = max((r[0].sequences_per_s for r in runs.values()), default=0.0)
+        for schedule, results in runs.items():
+            if results[0].sequences_per_s >= _CLOSE * best:
+                results += [simulate(setup, schedule, seed=seed) for seed in range(1, num_seeds)]
+        rows = [_mean(mode, schedule, results) for schedule, results in runs.items() if len(results) == num_seeds]
+        if rows:
+            found.append(max(rows, key=lambda row: row.sequences_per_s))
+    return found
+
+
+def _mean(mode: ModeName, schedule: Schedule, results: Sequence[Result]) -> Forecast:
+    def mean(values: Iterable[float]) -> float:
+        return sum(values) / len(results)
+
+    return Forecast(
+        mode=mode,
+        schedule=schedule,
+        sequences_per_s=mean(r.sequences_per_s for r in results),
+        step_s=mean(r.step_s for r in results),
+        idle=1 - mean(sum(r.busy.values()) for r in results),
+        shifts_per_step=mean(r.shifts_per_step for r in results),
+        of_tail_bound=mean(r.sequences_per_s / r.tail_bound for r in results),
+    )
+
+
+def _assumed(parts: Sequence[tuple[float, float, float]], known: int, longest: int) -> Lengths:
+    """The shape that is known at one limit, at another."""
+    return lognormal_mixture([(share, median * longest / known, sigma) for share, median, sigma in parts], longest)
+
+
+def _shape(which: str, path: str) -> ModelShape:
+    """Of the folder's config.json; without a folder, its name may be that of a model that is known."""
+    described = Path(path) / "config.json"
+    if described.is_file():
+        return model_shape(json.loads(described.read_text()))
+    if Path(path).name in known_models():
+        return known_model(Path(path).name)
+    raise ValueError(
+        f"model.{which}.path: {path} holds no config.json; valid: a model's folder, or one of "
+        f"{', '.join(known_models())}"
+    )

@@ -1,0 +1,101 @@
+"""From a configuration to a table of modes, and `pivot-pipeline simulate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import load_files
+from pipeline.core.errors import ConfigError
+from pipeline.simulator.forecast import forecast, setup_of
+from pipeline.simulator.modes import Admission, ModeName
+from tests.cli.conftest import Pivot, pivot
+
+__all__ = ["pivot"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Models that are known by name, so there are no weights."""
+    sections: dict[str, Any] = {
+        "model": {"policy": {"path": "qwen2.5-7b"}, "genrm": {"path": "qwen3-30b-a3b"}},
+        "cluster": {"kind": "local", "nodes": 2, "slots_per_node": 8},
+        "data": {"train_files": str(tmp_path / "x.jsonl"), "train_batch_size": 4},
+        "rollout": {"n": 4, "max_response_length": 2048},
+        "reward": {"genrm": {"template": str(tmp_path / "judge.jinja"), "max_tokens": 512}},
+        "trainer": {"total_training_steps": 1},
+        "placement": {"roles": {"reward": {"slots": 4}}},
+    }
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    (tmp_path / "judge.jinja").write_text("{{ prompt }}{{ response }}")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(sections))
+    return tmp_path / "run.yaml"
+
+
+def test_a_configuration_becomes_a_setup(config: Path) -> None:
+    setup = setup_of(load_files([config]), gpu="h20", num_gpus=32)
+    assert (setup.num_gpus, setup.block, setup.rollout_gpus, setup.reward_gpus) == (32, 4, 1, 4)
+    assert setup.policy.parameters == pytest.approx(7.6e9, rel=0.01) and setup.judge.num_experts == 128
+    work = setup.workload
+    assert (work.num_prompts, work.num_each, work.rollout.longest, work.verdict.longest) == (4, 4, 2048, 512)
+    assert work.rollout.mean == pytest.approx(5561 / 8, rel=0.01)
+    assert setup.recomputes_on_update
+
+
+def test_lengths_may_be_named(config: Path) -> None:
+    lengths = config.parent / "lengths"
+    lengths.write_text("100\n300\n")
+    assert setup_of(load_files([config]), gpu="h100", num_gpus=16, lengths=str(lengths)).workload.rollout.mean == 200
+    with pytest.raises(ConfigError, match="no finished response"):
+        setup_of(load_files([config]), gpu="h100", num_gpus=16, lengths=str(config.parent))
+
+
+def test_what_cannot_be_simulated_is_refused(config: Path) -> None:
+    other = load_files([config], ["model.policy.path=nowhere"])
+    with pytest.raises(ConfigError, match=r"model\.policy\.path.*no config\.json.*qwen2\.5-7b"):
+        setup_of(other, gpu="h100", num_gpus=16)
+    with pytest.raises(ConfigError, match=r"no GPU 'tpu'; valid: a100"):
+        setup_of(load_files([config]), gpu="tpu", num_gpus=16)
+    with pytest.raises(ConfigError, match="hold no blocks of 4"):
+        setup_of(load_files([config]), gpu="h100", num_gpus=18)
+
+
+def test_each_mode_comes_with_its_best_split(config: Path) -> None:
+    loaded = load_files([config], ["algorithm.staleness=1"])
+    setup = setup_of(loaded, gpu="h800", num_gpus=16)
+    rows = forecast(loaded, setup, ModeName, 2)
+    assert [row.mode for row in rows] == list(ModeName)
+    for row in rows:
+        assert row.sequences_per_s > 0 and 0 < row.idle < 1 and 0 < row.of_tail_bound < 1.2
+        assert row.step_s == pytest.approx(16 / row.sequences_per_s, rel=0.05)
+    assert rows == forecast(loaded, setup, ModeName, 2)
+    strict = load_files([config], ["placement.admission=barrier"])
+    slower = forecast(strict, setup, ModeName, 2)
+    assert [row.schedule.staleness for row in rows] == [0, 1, 1, 1]
+    assert {(row.schedule.staleness, row.schedule.judging) for row in slower} == {(0, Admission.BARRIER)}
+    assert slower[1].step_s > rows[1].step_s
+
+
+def test_training_that_does_not_fit_is_left_out(config: Path) -> None:
+    large = load_files([config], ["model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4"])
+    found = forecast(large, setup_of(large, gpu="h200", num_gpus=16), ModeName, 1)
+    # 14 bytes x 72.7e9 parameters are 64 GB on each of 16 GPUs of 141, and 127 GB on each of 8.
+    assert [row.mode for row in found] == [ModeName.COLOCATED]
+
+
+def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None:
+    asked = pivot("simulate", str(config), "--modes", "colocated,disaggregated", "--gpus", "16,24", "--json")
+    rows = json.loads(asked.out)
+    assert [(r["gpus"], r["mode"]) for r in rows] == [
+        (16, "colocated"),
+        (16, "disaggregated"),
+        (24, "colocated"),
+        (24, "disaggregated"),
+    ]
+    table = pivot("simulate", str(config), "--modes", "colocated").out.splitlines()
+    assert table[0].split()[:2] == ["GPUS", "MODE,"] and table[1].split()[:3] == ["16", "colocated", "16/16"]
+    wrong = pivot("simulate", str(config), "--modes", "magic")
+    assert wrong.code == 2 and "valid: all, or some of colocated" in wrong.err
+    assert pivot("simulate", str(config), "--gpus", "many").code == 2
