@@ -298,6 +298,11 @@ class Config(Section):
         return self.data.train_batch_size * self.rollout.n
 
     @property
+    def by_steps(self) -> bool:
+        """Workers are steps of their job, not forks of a zygote."""
+        return self.cluster.kind == "slurm" and self.cluster.slurm.launcher == "step"
+
+    @property
     def is_emulated(self) -> bool:
         """No part of the run needs torch or vLLM."""
         names = {self.rollout.engine.name, self.reward.genrm.engine.name, self.trainer.strategy}

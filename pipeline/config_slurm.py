@@ -1,6 +1,7 @@
 """`cluster.slurm`: how the one job that holds a run's nodes is asked for."""
 
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -24,6 +25,9 @@ class Slurm(Section):
     time: str = Field(default="", description="Time limit of the job, as sbatch takes it (24:00:00)")
     gres: str = Field(
         default="gpu", description="What a slot is: gpu, gpu:a100; empty on a partition without GPUs (a slot is a CPU)"
+    )
+    launcher: Literal["agent", "step"] = Field(
+        default="agent", description="Who starts workers: their node's agent, or Slurm, each as a step of its own"
     )
     cpus_per_slot: Int = Field(default=4, ge=1)
     mem: str = Field(default="0", description="Memory per node; 0: all of it")

@@ -20,11 +20,13 @@ from pipeline.checkpoint import Newest, local_model
 from pipeline.config import Config
 from pipeline.copies import Copies
 from pipeline.core import events as ev
-from pipeline.core.dag import STAGES
 from pipeline.core.errors import ChannelBroken, RunError
+from pipeline.launches import Launches
+from pipeline.preload import of_zygote
 from pipeline.processes import beat_period_s, describe_exit, log_tail, say, when_ended
 from pipeline.run_folder import RunFolder
 from pipeline.shell import Node, Shell
+from pipeline.wire_launch import LaunchAsked, LaunchEnded, LauncherJoined
 
 _LEAVE_S = 5.0
 """How long an agent gets to leave by itself: it ends its workers and unlinks its shared memory."""
@@ -73,6 +75,7 @@ class Nodes:
         self._beat_s = beat_period_s(limits.heartbeat_s)
         # As long as the trainer waits for a slot: a replica that is being started may hold it.
         self.copies = Copies(self.run.rendezvous, self.attempt, limits.publish_s + limits.engine_start_s)
+        self.launches = Launches(self.channel.send)
 
     def adopt(self, agents: dict[str, "subprocess.Popen[bytes]"]) -> None:
         """These have just been started, as the first of their nodes."""
@@ -129,6 +132,8 @@ class Nodes:
             except ChannelBroken as error:
                 self._lose_peer(error.peer, str(error))
                 continue
+            if await self.launches.hear(peer, frame.body):
+                continue
             life = self._of_peer(peer)
             if isinstance(frame.body, wire.Join):
                 life = self._join(peer, frame.body)
@@ -138,6 +143,7 @@ class Nodes:
                 )
                 continue
             life.heard = time.monotonic()
+            await self.launches.note(life.node, peer, frame.body)
             self._take(life, frame.body)
 
     async def beat(self) -> None:
@@ -155,6 +161,7 @@ class Nodes:
                     self._lose(life, f"its agent was silent for {now - life.heard:.1f} s (limits.{name})")
                 elif life.peer and not life.reason:
                     await self.send(life.peer, wire.Beat())
+            await self.launches.beat({life.peer for life in self._lives.values() if not life.reason})
             for node in self.copies.overdue(now, self.config.limits.heartbeat_s):
                 if node in self.shell.nodes:
                     kill = wire.KillWorker(worker=wire.MOVER, reason="it goes on with a copy that is over")
@@ -174,6 +181,7 @@ class Nodes:
     async def close(self, reason: str) -> None:
         """End all agents in order, as far as they do; then what is left of them."""
         self._is_over = True
+        await self.launches.close(reason)
         for life in self._lives.values():
             if life.peer:
                 await self.send(life.peer, wire.Quit(reason=reason))
@@ -228,7 +236,7 @@ class Nodes:
             version=newest.step,
             genrm=model.genrm.path,
             genrm_dtype=model.genrm.dtype,
-            preload=preload(self.config),
+            preload=of_zygote(self.config),
             has_mover=self.config.cluster.nodes > 1,
         )
         if not life.reason:
@@ -237,7 +245,7 @@ class Nodes:
     def _take(self, life: _Life, body: wire.FromAgent) -> None:
         node = self.shell.nodes[life.node]
         match body:
-            case wire.Join() | wire.Beat():
+            case wire.Join() | wire.Beat() | LaunchAsked() | LauncherJoined() | LaunchEnded():
                 pass
             case wire.NodeReady():
                 joined = ev.NodeJoined(node=node.name, num_slots=node.num_slots, version=life.version)
@@ -317,15 +325,3 @@ class Nodes:
         said = [f"last lines of {log.name}:\n{tail}" for log, tail in tails if tail]
         say(f"node {life.node} is lost: {life.reason}")
         self.shell.post(ev.NodeLost(node=life.node, reason="\n".join([life.reason, *said])))
-
-
-def preload(config: Config) -> list[str]:
-    """What the zygote imports before it forks: all that this run's workers need, and nothing else."""
-    engines = {config.rollout.engine.name, config.reward.genrm.engine.name}
-    starts = ["stages.engines.vllm_start"] if "vllm" in engines else []
-    starts += ["stages.engines.torch_start"] if config.trainer.strategy != "emulated" else []
-    makers = [f"stages.engines.{name}" for name in sorted(engines)]
-    makers += ["stages.rl.emulated" if config.trainer.strategy == "emulated" else "stages.rl.trainer"]
-    paths = sorted({stage.path.partition(":")[0] for stage in STAGES if stage.path})
-    movers = ["stages.weights.mover"] if config.cluster.nodes > 1 else []
-    return [*starts, *makers, *paths, *movers, "stages.worker", "pipeline.queue.client"]

@@ -24,6 +24,7 @@ from pipeline.core.dag import STAGES, Progress
 from pipeline.journal import Journal
 from pipeline.kill_points import kill_point
 from pipeline.metrics import Row
+from pipeline.preload import of_worker
 from pipeline.stage import StageSpec, StageTask
 from pipeline.step_parts import StepParts
 
@@ -206,6 +207,7 @@ class Shell:
             version=decision.version,
             main="stages.worker:main",
             options={"queue": self.queue.endpoint},
+            preload=of_worker(self.config, decision.role) if self.config.by_steps else [],
         )
         await self._to_node(decision.node, message)
 

@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded, LauncherJoined
+
 PROTOCOL = 1
 
 
@@ -55,6 +57,7 @@ class StartWorker(_Message, frozen=True):
     version: int
     main: str  # dotted path of the worker's main function
     options: dict[str, Any]
+    preload: list[str] = []  # what it imports first, unless it is a fork
 
 
 class KillWorker(_Message, frozen=True):
@@ -153,7 +156,11 @@ ToAgent = (
     | AbortTask
     | EndTask
     | LoadVersion
+    | Launch
+    | EndLaunch
+    | LaunchEnded
 )
+"""Or to the launcher."""
 ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Move
 
 
@@ -319,6 +326,9 @@ FromAgent = (
     | Beat
     | WorkerExited
     | Bindings
+    | LaunchAsked
+    | LauncherJoined
+    | LaunchEnded
     | VersionSealed
     | WorkerReady
     | TaskStarted

@@ -80,14 +80,19 @@ def start_zygote(env: dict[str, str], log: Path, life: int) -> tuple["subprocess
     return process, mine
 
 
-def _learn(args: argparse.Namespace, run: RunFolder, limit_s: float) -> None:
-    """Of the controller of this life of the job: attempt and endpoint. From then on it writes to its attempt's log."""
-    path, deadline = contact(run, args.job), time.monotonic() + limit_s
+def wait_for_controller(run: RunFolder, job: str, limit_s: float) -> tuple[int, str]:
+    """Attempt and endpoint of the controller of this life of the job. Exits if none comes."""
+    path, deadline = contact(run, job), time.monotonic() + limit_s
     while (told := read_json(path)) is None:
         if time.monotonic() > deadline or run.ended.exists():
-            sys.exit(f"no controller of job {args.job} wrote {path} within {limit_s:g} s")
+            sys.exit(f"no controller of job {job} wrote {path} within {limit_s:g} s")
         time.sleep(_CONTACT_POLL_S)
-    args.attempt, args.endpoint = int(told["attempt"]), str(told["endpoint"])
+    return int(told["attempt"]), str(told["endpoint"])
+
+
+def _learn(args: argparse.Namespace, run: RunFolder, limit_s: float) -> None:
+    """Which controller this is the agent of. From then on it writes to its attempt's log."""
+    args.attempt, args.endpoint = wait_for_controller(run, args.job, limit_s)
     args.host = own_address(args.endpoint)
     log = run.process_log(args.attempt, args.node, "agent")
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
@@ -136,7 +141,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     import asyncio
 
+    from slurm.door import Door
     from slurm.node import Place, live
+
+    cluster = config["cluster"]
+    by_steps = cluster["kind"] == "slurm" and cluster["slurm"]["launcher"] == "step"
+    door = Door(name, env, guardian.life) if by_steps else None
 
     place = Place(
         run=run,
@@ -149,7 +159,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         host=args.host,
         patience_s=args.patience,
         job=args.job,
-        devices=devices_here(os.environ),
+        devices=devices_here(os.environ) if door is None else None,
+        door=door,
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],
     )

@@ -1,11 +1,12 @@
 """One Slurm job holds the nodes of a run for as long as it goes on: how it is asked for.
 
     batch script ─┬─ a loop per node: srun agent, and again when it has ended
+                  ├─ with `launcher: step` slurm.launcher: srun for each worker
                   ├─ srun, one task on this node: the controller (a function pickled by submitit)
                   └─ at its end: slurm.again, unless the run is over
 
-Nothing of the job runs srun but the batch script: signals to a step reach all its processes, and an srun client that
-is signalled ends what it started.
+Nothing of the job runs srun but the batch script and its launcher: signals to a step reach all its processes, and an
+srun client that is signalled ends what it started.
 """
 
 import os
@@ -110,11 +111,11 @@ def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: igno
         job_name=_job_name(run),
         signal_delay_s=asked.signal_s,
         stderr_to_stdout=True,
-        setup=[*asked.setup, *_start_agents(run, config, after)],
+        setup=[*asked.setup, *background(run, config, after)],
         teardown=_start_again(run, config),
         srun_args=[
             *("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"),
-            *("--cpu-bind=none", "--mem=0", f"--job-name={CONTROLLER_STEP}"),
+            *("--cpu-bind=none", "--mem=0", f"--job-name={CONTROLLER_STEP}", *_gres(config)),
         ],
         additional_parameters={
             **{name: value or True for name, value in asked.extra.items()},
@@ -137,8 +138,14 @@ def _inside(container: str, command: str) -> str:
     return f"{container} {command}".strip()
 
 
-def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[str]:
-    """A loop for each node, in the background: its agent is started again unless it left for good.
+def _gres(config: Config) -> list[str]:
+    """No devices for what shares its node with workers that are steps of their own."""
+    return ["--gres=none"] if config.by_steps and config.cluster.slurm.gres else []
+
+
+def background(run: RunFolder, config: Config, after: Predecessor) -> list[str]:
+    """What the script has going on beside the controller: a loop for each node, whose agent is started again unless it
+    left for good, and one for the launcher of steps.
 
     srun has a child that ends the step when srun is killed. It is killed first: agents outlive their job's batch host,
     or none would be left to see that the job starts again. TERM, as a host that is shut down sends it to all processes,
@@ -146,6 +153,7 @@ def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[st
     """
     asked, ended = config.cluster.slurm, shlex.quote(str(run.ended))
     gres = f"--gres={asked.gres}:{config.cluster.slots_per_node}" if asked.gres else ""
+    gres = " ".join(_gres(config)) or gres
     log = shlex.quote(str(run.path / "logs" / "slurm-agent-"))
     srun = (
         f"srun --job-name={AGENT_STEP} --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill "
@@ -163,6 +171,18 @@ def _start_agents(run: RunFolder, config: Config, after: Predecessor) -> list[st
         f"[ $k -lt {_LOOPS} ]; do {srun} {_inside(asked.container, agent)} --node $n --slots {slots} "
         "--job $life </dev/null & s=$!; until pkill -KILL -P $s || ! kill -0 $s 2>/dev/null; do sleep 1; done; "
         f"wait $s; [ -e {left}$life-$n ] && break; k=$((k+1)); sleep 1; done ) & done",
+        *(_start_launcher(run, config) if config.by_steps else []),
+    ]
+
+
+def _start_launcher(run: RunFolder, config: Config) -> list[str]:
+    """Another one when it has ended, unless it left for good."""
+    command = shlex.join([*SHIELD, *python_command("slurm.launcher", str(run.path))])
+    log = shlex.quote(str(run.path / "logs" / "slurm-launcher.log"))
+    return [
+        f"( k=0; while [ ! -e {shlex.quote(str(run.ended))} ] && [ $k -lt {_LOOPS} ]; do "
+        f"{_inside(config.cluster.slurm.container, command)} --job $life </dev/null >>{log} 2>&1 && break; "
+        "k=$((k+1)); sleep 1; done ) &"
     ]
 
 

@@ -36,7 +36,7 @@ _POINTERS = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
 _UNREACHED = re.compile(r"Unable to contact|connect failure|Connection refused|Unable to establish", re.IGNORECASE)
 """The controller did not get the request."""
-_OUTAGE = re.compile(
+OUTAGE = re.compile(
     rf"{_UNREACHED.pattern}|timed out|Zero Bytes|standby mode|Transport endpoint|temporarily|connection failure"
     r"|Connection reset|Network is unreachable|authentication error|munge|rate limit|Unexpected message"
     r"|Insane message|DB index is being set",
@@ -120,7 +120,7 @@ class Clients:
         except ValueError as error:
             raise SlurmError(f"`{' '.join(command)}` gave no answer: {error}", is_outage=True) from None
 
-    def _run(self, command: Sequence[str], again: re.Pattern[str] = _OUTAGE, cwd: str | None = None) -> str:
+    def _run(self, command: Sequence[str], again: re.Pattern[str] = OUTAGE, cwd: str | None = None) -> str:
         """What the client printed. Repeated where its complaint is one that `again` knows."""
         pause_s = self.pause_s
         environment = outside_of_jobs(python_environment()) if self.environment is None else self.environment
@@ -130,7 +130,7 @@ class Clients:
                 return printed
             if not tries_left or not again.search(said):
                 raise SlurmError(
-                    f"`{' '.join(command)}`: {said or describe_exit(returncode)}", bool(_OUTAGE.search(said))
+                    f"`{' '.join(command)}`: {said or describe_exit(returncode)}", bool(OUTAGE.search(said))
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

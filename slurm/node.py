@@ -26,7 +26,9 @@ from pipeline.gps.store import Store, confine, janitor
 from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
+from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded
 from slurm.allocator import Allocator, SlotsTaken
+from slurm.door import Door
 from slurm.guardian import sweep
 from slurm.names import user_prefix
 from slurm.workers import Workers
@@ -59,7 +61,8 @@ class Leave(Exception):
 class Place:
     """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
     also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address; `job`:
-    which life of which Slurm job, "" on a local run; `devices`: what its environment says that it may use."""
+    which life of which Slurm job, "" on a local run; `devices`: what its environment says that it may use; `door`:
+    where workers come in that are steps of their own, for those have their devices from Slurm."""
 
     run: RunFolder
     node: str
@@ -71,6 +74,7 @@ class Place:
     host: str
     job: str
     devices: list[str] | None
+    door: Door | None
     patience_s: float
     heartbeat_s: float
     engine_s: float
@@ -90,6 +94,7 @@ class Node:
             on_message=self._channel.send,
             on_exit=self._on_exit,
             on_fork=self._on_fork,
+            door=place.door,
         )
         self._allocator = Allocator(place.num_slots, place.devices)
         self._mover_at = 0.0
@@ -109,7 +114,7 @@ class Node:
         asked: asyncio.Future[None] = loop.create_future()
         loop.add_signal_handler(signal.SIGTERM, self._on_term, asked)
         self._channel.send(wire.Join(node=self._place.node, num_slots=self._place.num_slots, pid=os.getpid()))
-        parts = (self._obey, self._beat, self._watch_zygote, self._watch_silence, self._prepare)
+        parts = (self._obey, self._beat, self._watch_zygote, self._watch_silence, self._workers.receive, self._prepare)
         tasks = [asyncio.create_task(part(), name=part.__name__) for part in parts]
         try:
             await asyncio.gather(*tasks, asked)
@@ -140,7 +145,7 @@ class Node:
     async def _clean_up(self, leave: Leave) -> None:
         if leave.is_failure:
             self._channel.send(wire.NodeFailed(reason=str(leave)))
-        await asyncio.to_thread(self._workers.close)
+        await self._workers.close()
         if self._copying is not None:
             await asyncio.wait([self._copying], timeout=_COPY_END_S)  # else it is left to the guardian
         for store in self._stores:
@@ -205,12 +210,14 @@ class Node:
             case wire.KillWorker(worker=worker, reason=reason):
                 print(f"killing {worker}: {reason}")
                 self._workers.kill(worker)
+            case LaunchEnded():
+                self._workers.miss(body.worker, body.life, body.reason)
             case wire.SealVersion(version=version):
                 kill_point("seal.before")
                 self._stores[0].seal(version)
                 kill_point("seal.after")
                 self._channel.send(wire.VersionSealed(version=version))
-            case wire.Beat():
+            case wire.Beat() | Launch() | EndLaunch():
                 pass
             case wire.Quit():
                 raise Leave(
@@ -282,7 +289,13 @@ class Node:
             host=place.host,
             env=env,
         )
-        await self._workers.fork(order, place.run.process_log(place.attempt, place.node, start.worker))
+        log = place.run.process_log(place.attempt, place.node, start.worker)
+        if place.door is None or start.worker == wire.MOVER:
+            await self._workers.fork(order, log)
+        else:
+            door = self._workers.expect(order, log)
+            ask = LaunchAsked(worker=start.worker, life=start.life, num_slots=len(start.slots), door=door)
+            self._channel.send(ask)
 
 
 async def live(place: Place, process: "subprocess.Popen[bytes]", control: socket.socket) -> Leave:

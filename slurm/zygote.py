@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
@@ -127,10 +128,7 @@ class Zygote:
 
     def _preload(self, modules: list[str]) -> None:
         try:
-            for module in modules:
-                prepare = getattr(importlib.import_module(module), "preload", None)
-                if prepare is not None:
-                    prepare()
+            import_all(modules)
             threads = _thread_names()
             if len(threads) > 1:
                 raise RuntimeError(f"importing {modules} left {len(threads)} threads: {threads}; only one may fork")
@@ -138,10 +136,7 @@ class Zygote:
             traceback.print_exc()
             self._say(Failed(reason=f"{type(error).__name__}: {error}"))
             return
-        # For good: a collection in a worker would walk the whole inherited heap and unshare its pages.
-        gc.enable()
-        gc.collect()
-        gc.freeze()
+        keep_all()
         self._say(Ready(seconds=time.monotonic() - self._started))
 
     def _fork(self, fork: Fork, fd: int) -> None:
@@ -154,29 +149,16 @@ class Zygote:
         self._say(Forked(worker=fork.order.start.worker, pid=pid))
 
     def _become_worker(self, fork: Fork, fd: int, zygote: int) -> NoReturn:
-        from pipeline.gps.store import confine
-        from pipeline.stage import resolve
-
-        code = 1
         try:
             die_with_parent(signal.SIGKILL, zygote)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            log = os.open(fork.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.close(log)
-            confine(f"{fork.order.gps}-")
-            os.environ.update(fork.order.env)
-            resolve(fork.order.start.main)(socket.socket(fileno=fd), fork.order)
-            code = 0
+            write_to(fork.log)
+            work(socket.socket(fileno=fd), fork.order)
         except BaseException:
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            os._exit(1)
 
     def _bury(self, pidfd: int) -> None:
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -184,6 +166,52 @@ class Zygote:
         os.close(pidfd)
         code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
         self._say(Exited(worker=self._children.pop(pidfd), code=code))
+
+
+# --- what a process does to become a worker, fork or not ------------------------------------------------------------
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """A module's function `preload()`, if it has one, is called."""
+    for module in modules:
+        prepare = getattr(importlib.import_module(module), "preload", None)
+        if prepare is not None:
+            prepare()
+
+
+def keep_all() -> None:
+    """For good: a collection in a worker would walk the whole heap that it has from its imports, and a fork would then
+    unshare its pages."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def write_to(log: str) -> None:
+    """What this process prints goes there."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def work(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
+    """Be the worker, to its end."""
+    from pipeline.gps.store import confine
+    from pipeline.stage import resolve
+
+    code = 1
+    try:
+        confine(f"{order.gps}-")
+        os.environ.update(order.env)
+        resolve(order.start.main)(sock, order)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _thread_names() -> list[str]:

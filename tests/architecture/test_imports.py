@@ -43,6 +43,8 @@ ENVIRONMENT = {
     "slurm/commands.py",
     "slurm/held.py",  # which allocation this is
     "slurm/job.py",  # which job this is
+    "slurm/launcher.py",  # how many CPUs it has
+    "slurm/stub.py",  # which devices Slurm gave its step
     "slurm/zygote.py",
     "slurm/workers.py",
     "stages/start.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import wire
-from pipeline.nodes import preload
+from pipeline.preload import of_zygote
 from tests.slurm.rig import NODE, Rig, children, until
 from tests.slurm.tasks import here
 
@@ -85,7 +85,7 @@ def start_workers(rig: Rig) -> None:
         version=0,
         genrm=genrm.path,
         genrm_dtype=genrm.dtype,
-        preload=preload(rig.config),
+        preload=of_zygote(rig.config),
         has_mover=False,
     )
     rig.expect(wire.Join, node=NODE)

@@ -46,7 +46,7 @@ def hear(saying: bytes, tmp_path: Path) -> list[Any]:
         serving = asyncio.create_task(workers.serve())
         await asyncio.wait_for(ended.wait(), 10)
         serving.cancel()
-        workers.close()
+        await workers.close()
         its.close()
 
     asyncio.run(serve())
@@ -82,7 +82,7 @@ def test_a_zygote_that_dies_with_an_unread_message_has_ended() -> None:
         process.kill()
         its.close()
         reason = await asyncio.wait_for(workers.serve(), 10)
-        workers.close()
+        await workers.close()
         return reason
 
     assert asyncio.run(serve()) == "the zygote ended: killed by SIGKILL"
