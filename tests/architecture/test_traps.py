@@ -76,8 +76,8 @@ def files_that_say(word: str) -> set[str]:
 
 
 def test_only_scripts_run_srun() -> None:
-    """The job's own, and the shell of an allocation that asks whether it fits."""
-    assert files_that_say("srun") == {"slurm/allocation.py", "slurm/held.py"}
+    """The job's own with its launcher, and the shell of an allocation that asks whether it fits."""
+    assert files_that_say("srun") == {"slurm/allocation.py", "slurm/held.py", "slurm/launcher.py"}
 
 
 def test_nothing_asks_for_accounting() -> None:

@@ -103,6 +103,17 @@ def test_the_agents_loop_starts_one_again_unless_it_left_for_good(tmp_path: Path
     assert not calls.exists(), "a run that is over starts nothing"
 
 
+def test_with_the_second_launcher_the_devices_are_left_to_the_workers_steps(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(tmp_path, "cluster.slurm.launcher=step", "cluster.slots_per_node=4")
+    text = script(run, config)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).stderr == ""
+    assert options(text)["gres"] == "gpu:4"
+    sruns = [line for line in text.splitlines() if "srun " in line]
+    assert len(sruns) == 2 and all("--gres=none" in line and "--gres=gpu" not in line for line in sruns)
+    assert text.count("slurm.launcher") == 1
+    assert "slurm.launcher" not in script(*make(tmp_path, name="another"))
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_last_line_has_a_run_that_is_not_over_start_again(tmp_path: Path, slurm: Path, is_over: bool) -> None:
     run, config = make(tmp_path)
