@@ -25,6 +25,8 @@ from slurm.names import AGENT_STEP, CONTROLLER_STEP, script_beat
 
 _PAUSE_S = 1.0
 _OUTAGE_S = 5.0
+_SILENT_S = 3600.0
+"""So long Slurm may be silent before its allocation is taken for over."""
 _LEAVE_S = 60.0
 
 
@@ -112,15 +114,17 @@ def _end_life(group: int, job: str, clients: Clients) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _nodes(job: str, clients: Clients) -> tuple[str, ...]:
-    """Those that the allocation has left; none if it is over. Asks until Slurm answers."""
-    while True:
+def _nodes(run: RunFolder, job: str, clients: Clients) -> tuple[str, ...]:
+    """Those that the allocation has left; none if it is over. Asks until Slurm answers, as long as there is a run."""
+    deadline = time.monotonic() + _SILENT_S
+    while run.job.exists() and time.monotonic() < deadline:
         try:
             found = clients.jobs().get(job)
             return found.nodes if found is not None and found.state == "RUNNING" else ()
         except SlurmError as error:
             print(error, flush=True)
             time.sleep(_OUTAGE_S)
+    return ()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -135,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     cluster = read_tree(run.config)["cluster"]
     most, least = cluster["slurm"]["max_requeues"], cluster["min_nodes"] or cluster["nodes"]
     for count in range(args.first, args.first + most + 1):
-        nodes = _nodes(job, clients)
+        nodes = _nodes(run, job, clients)
         if len(nodes) < least:
             print(f"allocation {job} has {len(nodes)} nodes left: the run waits for a `resume` elsewhere", flush=True)
             return
