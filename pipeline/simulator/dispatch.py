@@ -7,6 +7,7 @@ runs the fewest and has room, ties to the one that woke first. A scheduler that 
 import heapq
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
+from typing import Protocol
 
 from pipeline.simulator.engine import Replica, Sequence
 
@@ -39,8 +40,24 @@ class WaitingQueue:
         return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
 
 
+class Dispatch(Protocol):
+    """The scheduler of one role, as the simulation calls it."""
+
+    def offer(self, replica: Replica) -> None:
+        """It came up, or what it runs changed."""
+
+    def fill(self, queue: WaitingQueue, now: float, wake: Callable[[Replica, float], None]) -> list[Replica]:
+        """Give out what fits; `wake(replica, when)` is called for one that is busy with prefill until then. Returns
+        the replicas that got something."""
+        ...
+
+    def plan_migration(self, replicas: Listed[Replica], mean_length: float) -> list[tuple[Replica, int]]:
+        """Replicas came up and nothing waits any more: how many sequences leave each crowded one."""
+        ...
+
+
 class LeastLoaded:
-    """Dispatches of one role. A replica that refused is asked again when something changed there (`offer`)."""
+    """A replica that refused is asked again when something changed there."""
 
     def __init__(self, max_prefill_backlog_s: float) -> None:
         self._backlog_s = max_prefill_backlog_s
@@ -53,8 +70,6 @@ class LeastLoaded:
             heapq.heappush(self._open, (replica.num_running, replica.index, replica))
 
     def fill(self, queue: WaitingQueue, now: float, wake: Callable[[Replica, float], None]) -> list[Replica]:
-        """Give out what fits; `wake(replica, when)` is called for one that is busy with prefill until then. Returns
-        the replicas that got something."""
         changed: dict[int, Replica] = {}
         while len(queue) and self._open:
             num, index, replica = self._open[0]
@@ -74,12 +89,14 @@ class LeastLoaded:
             changed[index] = replica
         return list(changed.values())
 
+    def plan_migration(self, replicas: Listed[Replica], mean_length: float) -> list[tuple[Replica, int]]:
+        return plan_migration(replicas, mean_length)
+
 
 def plan_migration(replicas: Listed[Replica], mean_length: float) -> list[tuple[Replica, int]]:
-    """After a replica came, with nothing waiting: how many sequences leave each crowded one.
+    """Sequences leave only if their own prefill and slower company elsewhere cost less than the crowd here.
 
-    They leave only if their own prefill and slower company elsewhere cost less than the crowd here: all are taken to
-    have the same remaining length, and to meet equals where they go.
+    All are taken to have the same remaining length, and to meet equals where they go.
     """
     if len(replicas) < 2:
         return []

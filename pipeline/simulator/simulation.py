@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.core.errors import RunError
 from pipeline.core.events import Role
 from pipeline.simulator.cluster import Block, LostNode, SlowGpu, StepTimes, Usage, make_blocks
-from pipeline.simulator.dispatch import LeastLoaded, WaitingQueue, plan_migration
+from pipeline.simulator.dispatch import Dispatch, LeastLoaded, WaitingQueue
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.setup import INFERENCE, Setup
 
@@ -57,8 +57,10 @@ class Simulation:
         seed: int,
         num_steps: int,
         scenarios: Listed[LostNode | SlowGpu] = (),
+        dispatch: Callable[[float], Dispatch] = LeastLoaded,
         is_traced: bool = False,
     ) -> None:
+        """`dispatch` makes the scheduler of a role from the prefill that may wait at a replica, in seconds."""
         self.setup, self.mode, self.seed, self.num_steps = setup, mode, seed, num_steps
         self.now, self.version = 0.0, 0
         self.blocks = make_blocks(setup, [s for s in scenarios if isinstance(s, SlowGpu)])
@@ -74,7 +76,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = itertools.count()
         self._ids, self._indices = itertools.count(), itertools.count()
-        self._dispatch = {role: LeastLoaded(setup.max_prefill_backlog_s) for role in INFERENCE}
+        self._dispatch = {role: dispatch(setup.max_prefill_backlog_s) for role in INFERENCE}
         self._is_begun = False
         self._train_alarm = 0
         self._finished: list[Sequence] = []
@@ -276,7 +278,8 @@ class Simulation:
     def _migrate(self, role: Role) -> None:
         for replica in self.replicas[role]:
             self._advance(replica)
-        for replica, num in plan_migration(self.replicas[role], self.setup.workload.lengths(role).mean):
+        plan = self._dispatch[role].plan_migration(self.replicas[role], self.setup.workload.lengths(role).mean)
+        for replica, num in plan:
             out = replica.abort(self.now, num)
             self.usage.num_migrated += len(out)
             self.queues[role].put(out)

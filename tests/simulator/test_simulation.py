@@ -5,6 +5,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from pipeline.core.errors import RunError
 from pipeline.core.events import Role
 from pipeline.simulator.cluster import LostNode, SlowGpu
+from pipeline.simulator.dispatch import LeastLoaded
+from pipeline.simulator.engine import Replica
 from pipeline.simulator.lengths import lognormal_mixture, measured_lengths
 from pipeline.simulator.modes import Admission, ModeName, Schedule, static_schedules
-from pipeline.simulator.result import Bounds, Result, simulate, window
+from pipeline.simulator.result import Bounds, Result, measure, simulate, window
 from pipeline.simulator.setup import Beliefs, Setup, Workload, paper_setup
 from pipeline.simulator.simulation import Simulation
 
@@ -173,6 +176,21 @@ def test_a_pool_rolls_out_on_gpus_that_do_not_train() -> None:
     training = [w for w in result.usage.trace if w.role is Role.TRAIN]
     assert all(w.num_gpus == 8 for w in training) and len(training) >= 12
     assert simulate(small(), DISAGGREGATED).moves_per_step == 0
+
+
+def test_another_scheduler_may_be_plugged_in() -> None:
+    """One that never moves what runs."""
+
+    class Still(LeastLoaded):
+        def plan_migration(self, replicas: Sequence[Replica], mean_length: float) -> list[tuple[Replica, int]]:
+            return []
+
+    found = []
+    for dispatch in (LeastLoaded, Still):
+        sim = Simulation(small(1), POOL.policy(), seed=1, num_steps=8, dispatch=dispatch)
+        sim.run_until(8)
+        found.append(measure(sim))
+    assert found[0].num_migrated > 0 == found[1].num_migrated
 
 
 def test_the_trace_holds_all_tokens() -> None:
