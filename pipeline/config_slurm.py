@@ -53,6 +53,15 @@ class Slurm(Section):
             raise ValueError("must be one line")
         return value
 
+    @field_validator("extra", mode="before")
+    @classmethod
+    def _are_texts(cls, extra: object) -> object:
+        """YAML takes a value for a number, and `true` for what has none."""
+        if not isinstance(extra, dict):
+            return extra
+        flags = {name: "" for name, value in extra.items() if value is True}
+        return extra | {name: str(value) for name, value in extra.items() if type(value) is int} | flags
+
     @field_validator("extra")
     @classmethod
     def _are_options(cls, extra: dict[str, str]) -> dict[str, str]:

@@ -105,6 +105,8 @@ def age_s(run: RunFolder, path: Path) -> float:
         return now.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         return math.inf
+    except OSError:  # nothing can be written now
+        return time.time() - path.stat().st_mtime if path.exists() else math.inf
     finally:
         now.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ srun client that is signalled ends what it started.
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,12 @@ from pipeline.core.errors import ConfigError
 from pipeline.processes import SHIELD, python_command
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import outside_of_jobs
-from slurm.names import AGENT_STEP, CONTROLLER_STEP, REPLACES, RESTARTS, left_marker, script_beat
+from slurm.names import REPLACES, RESTARTS, agent_step, controller_step, left_marker, script_beat
 
 _LOOPS = 50
 """So often a node's agent is started again by the script; the controller gives up earlier."""
 _LEAVE_S = 10
+_EXPANDED = re.compile(r"%\w|%%|\\")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,10 @@ def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: igno
             return "\n".join(line for line in lines if line not in unasked)
 
     asked, cluster = config.cluster.slurm, config.cluster
+    if _EXPANDED.search(str(run.path)):
+        raise ConfigError(
+            f"{run.path}: Slurm would read the % or \\ in this path as a pattern; choose another --run-dir"
+        )
     try:
         executor = JobExecutor(run.jobs, python=_inside(asked.container, shlex.quote(sys.executable)))
     except RuntimeError:
@@ -115,7 +121,7 @@ def _executor(run: RunFolder, config: Config, after: Predecessor):  # type: igno
         teardown=_start_again(run, config),
         srun_args=[
             *("--nodes=1", "--ntasks=1", "--relative=0", "--overlap", "--no-kill", "--kill-on-bad-exit=0"),
-            *("--cpu-bind=none", "--mem=0", f"--job-name={CONTROLLER_STEP}", *_gres(config)),
+            *("--cpu-bind=none", "--mem=0", f"--job-name={controller_step(run)}", *_gres(config)),
         ],
         additional_parameters={
             **{name: value or True for name, value in asked.extra.items()},
@@ -156,13 +162,13 @@ def background(run: RunFolder, config: Config, after: Predecessor) -> list[str]:
     gres = " ".join(_gres(config)) or gres
     log = shlex.quote(str(run.path / "logs" / "slurm-agent-"))
     srun = (
-        f"srun --job-name={AGENT_STEP} --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill "
+        f"srun --job-name={agent_step(run)} --overlap -N1 -n1 -w $n {gres} --mem=0 --cpu-bind=none --no-kill "
         f"--open-mode=append --output={log}$n.log"
     )
     agent = shlex.join([*SHIELD, *python_command("slurm.agent", str(run.path))])
     slots, left = config.cluster.slots_per_node, shlex.quote(str(left_marker(run, "", "")).removesuffix("-"))
     return [
-        'trap "" TERM',
+        'set +eu; set +o pipefail; trap "" TERM',  # whatever the lines before have set
         f"mkdir -p -m 700 {shlex.quote(str(run.path / 'logs'))}",
         f"export {RESTARTS}=$((${{SLURM_RESTART_COUNT:-0}} + {after.restarts})) {REPLACES}={after.job}",
         f"life=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}; beat={shlex.quote(str(script_beat(run, '')))}$life",

@@ -21,7 +21,7 @@ from pipeline.processes import python_command, python_environment
 from pipeline.run_folder import RunFolder, read_json, write_json
 from slurm.allocation import Predecessor, write_script
 from slurm.commands import Clients
-from slurm.names import AGENT_STEP, CONTROLLER_STEP, script_beat
+from slurm.names import agent_step, controller_step, script_beat, user_prefix
 
 _PAUSE_S = 1.0
 _OUTAGE_S = 5.0
@@ -33,7 +33,7 @@ _LEAVE_S = 60.0
 def hold(run: RunFolder, config: Config, control: Callable[[str], int]) -> str:
     """Start the run in the allocation that this process is in; its id. `control`: as for `submit_job`. Raises
     ConfigError where there is no allocation, or one that does not fit."""
-    job = _allocation(config)
+    job = _allocation(run, config)
     lives = [int(beat.suffix[1:]) for beat in run.secrets.glob(f"{script_beat(run, job).name}.*")]
     first = 1 + max(lives, default=-1)
     write_script(run, config, control, job, _script(run), Predecessor(restarts=-first))
@@ -52,18 +52,20 @@ def hold(run: RunFolder, config: Config, control: Callable[[str], int]) -> str:
     return job
 
 
-def _allocation(config: Config) -> str:
+def _allocation(run: RunFolder, config: Config) -> str:
     """The id of this process's own, if it has the nodes and devices that the run asks for."""
     job, cluster = os.environ.get("SLURM_JOB_ID", ""), config.cluster
     if not job or "SLURM_STEP_ID" in os.environ:
         where = "a step of a job" if job else "no allocation"
         raise ConfigError(f"--in-allocation is for the shell of an allocation (salloc ...), and this is in {where}")
     try:
-        found = Clients(tries=2).jobs().get(job)
+        found, running = Clients(tries=2).jobs().get(job), Clients(tries=2).steps(job).values()
     except SlurmError as error:
         raise ConfigError(f"Slurm does not say what allocation {job} has: {error}") from None
     if found is None or found.state != "RUNNING":
         raise ConfigError(f"allocation {job} is {found.state if found else 'not known to Slurm'} (any more)")
+    if any(step.name.startswith(user_prefix()) for step in running):
+        raise ConfigError(f"allocation {job} has a run already")
     least, most = cluster.min_nodes or cluster.nodes, cluster.nodes
     if not least <= len(found.nodes) <= most:
         raise ConfigError(
@@ -86,13 +88,13 @@ def _script(run: RunFolder) -> Path:
     return run.jobs / "in_allocation.sh"
 
 
-def steps(job: str, clients: Clients) -> dict[str, str]:
+def steps(run: RunFolder, job: str, clients: Clients) -> dict[str, str]:
     """The names, by id, of those steps of the allocation that are the run's. Raises SlurmError."""
-    ours = (AGENT_STEP, CONTROLLER_STEP)
+    ours = (agent_step(run), controller_step(run))
     return {step.id: step.name for step in clients.steps(job).values() if step.name in ours}
 
 
-def _end_life(group: int, job: str, clients: Clients) -> None:
+def _end_life(run: RunFolder, group: int, job: str, clients: Clients) -> None:
     """Nothing of it is left: the script's loops first, or they would start agents again, then the steps."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
@@ -100,7 +102,7 @@ def _end_life(group: int, job: str, clients: Clients) -> None:
     asked = set[str]()
     while time.monotonic() < deadline:
         try:
-            left = steps(job, clients)
+            left = steps(run, job, clients)
         except SlurmError as error:
             if not error.is_outage:
                 return  # the allocation is over
@@ -146,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
         environment = os.environ | {"SLURM_RESTART_COUNT": str(count), "SLURM_JOB_NODELIST": ",".join(nodes)}
         life = subprocess.Popen(["bash", _script(run)], env=environment, start_new_session=True)
         life.wait()
-        _end_life(life.pid, job, clients)
+        _end_life(run, life.pid, job, clients)
         if run.ended.exists():
             return
         time.sleep(_PAUSE_S)

@@ -16,7 +16,7 @@ from pipeline.core.errors import SlurmError
 from pipeline.processes import say
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
-from slurm.names import AGENT_STEP, REPLACES, RESTARTS, contact, num_charged, taken_marker
+from slurm.names import REPLACES, RESTARTS, agent_step, contact, num_charged, taken_marker
 from slurm.parse import JobState, expand_nodes
 from slurm.watcher import Watcher
 
@@ -92,6 +92,8 @@ class JobCluster:
                     drained_at = time.monotonic() + _DRAINED_S
                     await asyncio.to_thread(self._give_back, seen.job)
             await asyncio.to_thread(self._end_dead_steps, job)
+            if self.run.ended.exists():  # cancelled, and the signal has not come
+                os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(_WATCH_S)
 
     def _take_over(self, job: str) -> None:
@@ -127,7 +129,9 @@ class JobCluster:
             with contextlib.suppress(SlurmError):
                 clients = Clients(tries=1)
                 for step in clients.steps(job).values():
-                    if step.name == AGENT_STEP and any(step.age_s > due.get(node, math.inf) for node in step.nodes):
+                    if step.name == agent_step(self.run) and any(
+                        step.age_s > due.get(node, math.inf) for node in step.nodes
+                    ):
                         clients.cancel(step.id)
                 for node in due:
                     del self.lost[node]

@@ -8,8 +8,6 @@ from pipeline.run_folder import RunFolder
 
 RESTARTS = "PIVOT_RESTARTS"
 """In a job's environment: how often this job, and those before it in whose place it is, were started again."""
-AGENT_STEP, CONTROLLER_STEP = "agent", "controller"
-"""Names of the Slurm steps that these run in."""
 REPLACES = "PIVOT_REPLACES"
 """In a job's environment: the job in whose place it is."""
 
@@ -21,6 +19,15 @@ def user_prefix() -> str:
 def run_prefix(run: RunFolder) -> str:
     """Of this user and run, whatever the attempt and node."""
     return f"{user_prefix()}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def agent_step(run: RunFolder) -> str:
+    """Name of the Slurm steps of its agents: an allocation may have steps of others."""
+    return f"{run_prefix(run)}-agent"
+
+
+def controller_step(run: RunFolder) -> str:
+    return f"{run_prefix(run)}-controller"
 
 
 def gps_base(run: RunFolder, attempt: int, node: str) -> str:

@@ -1,6 +1,7 @@
 """Runs whose nodes are held by a Slurm job: submitted, followed, asked after and cancelled from the login node."""
 
 import functools
+import math
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 from pipeline.cli.runs import Status, as_argument
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError, SlurmError
+from pipeline.processes import log_tail
 from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.status import EXIT_CODES
 
@@ -37,15 +39,18 @@ class JobProcess:
         self._watcher.watch(job)
         self.pid = None
         self.returncode: int | None = None
+        self._waits = ""
+        self._leaves_by = math.inf
 
     def poll(self) -> int | None:
         if self.returncode is None:
             self.returncode = self._said()
         if self.returncode is None:
             seen = self._watcher.look(self._job)
+            self._tell_queue(seen.job)
             if seen.is_gone or (seen.job is not None and seen.job.is_ended):
                 time.sleep(_POLL_S)  # its last words may be on their way through the file system
-                code = self._said()
+                code = self._said(is_over=True)
                 if code is None and (job := (read_json(self._run.job) or {}).get("id", self._job)) != self._job:
                     self._job = job
                     self._watcher.watch(job)
@@ -53,10 +58,24 @@ class JobProcess:
                     self.returncode = 1 if code is None else code
         return self.returncode
 
-    def _said(self) -> int | None:
-        """The exit code for what the marker of the run's end says, once it is there."""
+    def _said(self, is_over: bool = False) -> int | None:
+        """The exit code for what the marker of the run's end says, once it is there. `cancel` writes it first, and the
+        controller may still save."""
         end = read_json(self._run.ended)
-        return None if end is None else EXIT_CODES.get(end["status"], 1)
+        if end is None:
+            return None
+        self._leaves_by = min(self._leaves_by, time.monotonic() + _LEAVE_S)
+        saves = end["status"] == "cancelled" and (read_json(self._run.status) or {}).get("status") not in EXIT_CODES
+        if saves and not is_over and time.monotonic() < self._leaves_by:
+            return None
+        return EXIT_CODES.get(end["status"], 1)
+
+    def _tell_queue(self, job: "JobState | None") -> None:
+        """Why the job waits, whenever Slurm says something else."""
+        waits = f"{self._job} is queued ({job.reason or 'no reason given'})" if job and job.state == "PENDING" else ""
+        if waits and waits != self._waits:
+            click.echo(f"job {waits}")
+        self._waits = waits
 
     def wait(self, timeout: float) -> int:
         """Raises subprocess.TimeoutExpired, as a process does."""
@@ -102,8 +121,8 @@ def start_in_allocation(run: RunFolder, config: Config) -> str:
 def with_job(run: RunFolder, status: Status) -> Status:
     """The status with what Slurm says of its job; `live`: the job is there, or may be: Slurm did not answer."""
     told: dict[str, Any] = {"id": (read_json(run.job) or {}).get("id", ""), "state": "", "reason": "", "held": False}
-    if run.ended.exists() or not told["id"]:
-        return status | {"live": False, "job": told}
+    if (end := read_json(run.ended)) or not told["id"]:
+        return status | _end_of(status, end) | {"live": False, "job": told}
     try:
         job = _lately(time.monotonic() // _FRESH_S).get(told["id"]) or _ask().get(told["id"])  # it may be new
     except SlurmError as error:
@@ -114,6 +133,19 @@ def with_job(run: RunFolder, status: Status) -> Status:
     if job.state == "RUNNING" and (silent_s := time.time() - status.get("updated", time.time())) > _SILENT_S:
         told["silent_s"] = round(silent_s)
     return status | {"live": True, "job": told}
+
+
+def _end_of(status: Status, end: dict[str, Any] | None) -> dict[str, Any]:
+    """What the marker of the run's end says, where the controller could not write how it ended."""
+    if end is None or status["status"] in EXIT_CODES:
+        return {}
+    return {"status": end["status"], "error": {"reason": end["reason"]} if end.get("reason") else None}
+
+
+def job_output(run: RunFolder) -> str:
+    """The last lines of what the script of its newest job printed."""
+    outputs = sorted(run.jobs.glob("*_0_log.out"), key=lambda path: path.stat().st_mtime)
+    return log_tail(outputs[-1]) if outputs else ""
 
 
 def describe_job(job: dict[str, Any]) -> str:
@@ -142,27 +174,28 @@ def cancel_job(run: RunFolder, status: Status) -> None:
 
     clients = Clients()
     if told.get("in_allocation"):
-        _end_steps(told["id"], "TERM")
+        _end_steps(run, told["id"], "TERM")
     else:
         clients.cancel(told["id"], "TERM" if status["job"]["state"] == "RUNNING" else None)
     try:
         let_leave(run)
     except ConfigError:
         if told.get("in_allocation"):
-            _end_steps(told["id"], None)
+            _end_steps(run, told["id"], None)
         else:
             clients.cancel(told["id"])
         raise ConfigError(f"{run.name} did not stop within {_LEAVE_S:g} s: its job {told['id']} is ended") from None
 
 
-def _end_steps(job: str, signal_name: str | None) -> None:
+def _end_steps(run: RunFolder, job: str, signal_name: str | None) -> None:
     """The controller hears a signal; ended are all."""
     from slurm.commands import Clients
     from slurm.held import steps
+    from slurm.names import controller_step
 
     clients = Clients()
-    for id, name in steps(job, clients).items():
-        if signal_name is None or name == "controller":
+    for id, name in steps(run, job, clients).items():
+        if signal_name is None or name == controller_step(run):
             clients.cancel(id, signal_name)
 
 
@@ -171,13 +204,13 @@ def let_leave(run: RunFolder) -> None:
     next attempt takes away. Raises ConfigError if it stays. Where Slurm does not answer, the marker is enough."""
     told = read_json(run.job) or {}
     deadline = time.monotonic() + _LEAVE_S
-    while told and (state := _state(told)):
+    while told and (state := _state(run, told)):
         if time.monotonic() > deadline:
             raise ConfigError(f"job {told['id']} of {run.name} is {state}, though the run is over: `scancel` it first")
         time.sleep(_POLL_S)
 
 
-def _state(told: dict[str, Any]) -> str:
+def _state(run: RunFolder, told: dict[str, Any]) -> str:
     """Slurm's word for a run's job that is not over; "" for one that is, or is unknown, or where Slurm is silent. Of an
     allocation only the run's own steps count."""
     from slurm.commands import Clients
@@ -185,7 +218,7 @@ def _state(told: dict[str, Any]) -> str:
 
     try:
         found = _ask().get(told["id"])
-        if found is None or found.is_ended or (told.get("in_allocation") and not steps(found.id, Clients())):
+        if found is None or found.is_ended or (told.get("in_allocation") and not steps(run, found.id, Clients())):
             return ""
     except SlurmError:
         return ""

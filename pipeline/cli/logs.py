@@ -44,7 +44,8 @@ def _files(run: RunFolder, role: str | None, step: int | None) -> Iterator[Path]
             if role in (None, _STAGES.get(path.name.split("-")[0])):
                 yield path
         return
-    for path in [run.path / "logs" / "controller.log", *_by_age(run.logs(attempt).glob("*.log"))]:
+    of_jobs = [*_by_age(run.jobs.glob("*_0_log.out")), *_by_age((run.path / "logs").glob("s*.log"))] if not role else []
+    for path in [*of_jobs, run.path / "logs" / "controller.log", *_by_age(run.logs(attempt).glob("*.log"))]:
         if path.is_file() and (role is None or role in path.stem.split("-")):
             yield path
 

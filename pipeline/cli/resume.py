@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from pipeline.cli.runs import find_run, how_it_stands, read_status
+from pipeline.cli.runs import as_argument, find_run, how_it_stands, read_status
 from pipeline.cli.submit import cluster_settings, start
 from pipeline.cli.terminal import visible
 from pipeline.config import Config, load_resolved, save_resolved
@@ -34,7 +34,8 @@ def resume(
     run.check_own()
     status = read_status(run)
     if status["live"]:
-        raise ConfigError(f"{run.name} goes on already (pid {status['pid']}): pivot-pipeline status {name}")
+        where = f"job {status['job']['id']}" if status.get("job") else f"pid {status['pid']}"
+        raise ConfigError(f"{run.name} goes on already ({where}): pivot-pipeline status {as_argument(run)}")
     before = load_resolved(run.config)
     config = load_resolved(run.config, [*settings, *cluster_settings(cluster, in_allocation)])
     check_changes(run, before, config)

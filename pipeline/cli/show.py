@@ -69,6 +69,10 @@ def describe(run: RunFolder, status: Status) -> str:
     lines = [visible(run.name), table(rows)]
     if how_it_stands(status) == "died":
         lines.append("  the controller was killed and could not say why")
+        if run.job.exists():
+            from pipeline.cli.job import job_output
+
+            lines.append(visible(f"  last lines of its job's output:\n{job_output(run)}"))
     if error := describe_error(status):
         lines.append(error)
     if how_it_stands(status) in ("died", "failed", "cancelled"):

@@ -48,6 +48,7 @@ def submit(
 
             click.echo(f"# the job's script\n{script(run, config)}")
         return 0
+    is_new = not run.path.parent.exists()
     _claim(run)
     try:
         keep_inputs(run, config)
@@ -61,7 +62,8 @@ def submit(
         if not run.job.exists():
             shutil.rmtree(run.path, ignore_errors=True)
             with contextlib.suppress(OSError):
-                run.path.parent.rmdir()  # if it was made for this run
+                if is_new:
+                    run.path.parent.rmdir()
         raise
 
 

@@ -78,8 +78,36 @@ def test_who_follows_a_job_follows_the_one_in_its_place(
     followed = job.JobProcess(run, "17")
     write_json(run.job, {"id": "18"})
     assert followed.poll() is None
-    write_json(run.ended, {"status": "done", "attempt": 2})
-    assert followed.poll() == 0
+    write_json(run.ended, {"status": "cancelled", "attempt": 2})
+    assert followed.poll() is None, "the controller still saves"
+    write_json(run.status, {"status": "cancelled", "attempt": 2})
+    assert followed.poll() == 130
+
+
+def test_who_waits_is_told_why_the_job_waits(
+    fake: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    fake.script("squeue", queue(j17="PENDING"))
+    followed = job.JobProcess(run, "17")
+    for _ in range(3):
+        assert followed.poll() is None
+    assert capsys.readouterr().out.count("job 17 is queued (") == 1
+
+
+def test_the_end_that_its_controller_could_not_tell_is_told(fake: FakeSlurm, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.job, {"id": "17"})
+    write_json(run.ended, {"status": "failed", "attempt": 2, "reason": "started again 1 times"})
+    for status in ({"status": "running", "attempt": 2}, None):
+        if status:
+            write_json(run.status, status)
+        seen = read_status(run)
+        assert (how_it_stands(seen), seen["error"]["reason"]) == ("failed", "started again 1 times")
+        run.status.unlink(missing_ok=True)
 
 
 def test_one_whose_job_is_over_without_a_word_is_over(

@@ -28,6 +28,8 @@ def test_a_run_in_an_allocation_starts_again_and_leaves_the_allocation(
 ) -> None:
     run = JobRun(folder / "r", cluster, "--in-allocation", *SETTINGS, *LONG)
     run.until("it works", worked)
+    second = pivot("submit", "configs/emulated.yaml", "--run-dir", str(folder / "runs/two"), "--in-allocation")
+    assert second.code != 0 and "has a run already" in second.out
     killed = run.kill("controller")
     run.until("it works again", worked, killed)
     assert (run.attempt, run.job) == (2, allocation)

@@ -158,6 +158,24 @@ def test_what_sbatch_says_reaches_the_user(tmp_path: Path, slurm: Path) -> None:
         submit_job(run, config, len)
 
 
+@pytest.mark.parametrize("name", ["a%j", "acc 90%u", "back\\slash", "%%"])
+def test_a_path_that_slurm_would_expand_is_refused(tmp_path: Path, slurm: Path, name: str) -> None:
+    run, config = make(tmp_path, name=name)
+    with pytest.raises(ConfigError, match="--run-dir"):
+        submit_job(run, config, len)
+    assert not (slurm / "script").exists()
+
+
+def test_the_users_lines_do_not_change_how_the_others_run(tmp_path: Path, slurm: Path) -> None:
+    run, config = make(
+        tmp_path, "cluster.slurm.setup=['set -eu -o pipefail']", "cluster.slurm.extra={nice: 7, exclusive: true}"
+    )
+    text = script(run, config)
+    lines = text.splitlines()
+    assert lines.index("set -eu -o pipefail") < next(i for i, line in enumerate(lines) if line.startswith("set +eu"))
+    assert options(text)["nice"] == "7" and options(text)["exclusive"] == ""
+
+
 def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(shutil.which("sh") or "/bin/sh").parent / "nowhere"))
     run, config = make(tmp_path)

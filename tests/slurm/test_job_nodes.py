@@ -13,7 +13,7 @@ import pytest
 from pipeline.run_folder import RunFolder, read_json
 from slurm import job
 from slurm.job import JobCluster
-from slurm.names import REPLACES, RESTARTS, forget_restarts
+from slurm.names import REPLACES, RESTARTS, agent_step, forget_restarts
 from slurm.parse import SEPARATOR
 from tests.slurm.clients import HEADER, NO_CONTROLLER, FakeSlurm
 
@@ -98,8 +98,9 @@ def test_of_a_lost_node_the_step_of_then_is_ended_and_not_the_one_that_is_new(
 ) -> None:
     """A step stays in the list though all of its node has died: it says nothing of who lives."""
     cluster = here(run, monkeypatch)
-    steps = [("17.0", "n1", "1:00", "agent"), ("17.1", "n2", "1:00", "agent"), ("17.2", "n2", "0:05", "agent")]
-    others = [("17.3", "n2", "1:00", "controller"), ("17.batch", "n1", "1:00", "batch")]
+    ours = agent_step(run)
+    steps = [("17.0", "n1", "1:00", ours), ("17.1", "n2", "1:00", ours), ("17.2", "n2", "0:05", ours)]
+    others = [("17.3", "n2", "1:00", "agent"), ("17.batch", "n1", "1:00", "batch")]
     fake.script("squeue", said(STEPS, *(SEPARATOR.join(step) for step in (*steps, *others))))
     cluster.start_agent("n2", 1, "tcp://x:1")
     cluster._end_dead_steps("17")
