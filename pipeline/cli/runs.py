@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder, read_json
-from pipeline.status import start_ticks
+from pipeline.status import EXIT_CODES, start_ticks
 
 DEFAULT_ROOT = Path("runs")
 Status = dict[str, Any]
@@ -60,7 +60,8 @@ def how_it_stands(status: Status) -> str:
     """The status in one word; a controller that was killed could not write its end."""
     if status["live"] and (status.get("job") or {}).get("state") == "PENDING":
         return "held" if status["job"]["held"] else "queued"
-    if status["status"] in ("starting", "running", "requeued") and not status["live"]:
+    has_begun = status["status"] in ("starting", "running", "requeued") or bool((status.get("job") or {}).get("state"))
+    if has_begun and status["status"] not in EXIT_CODES and not status["live"]:
         return "died"
     return str(status["status"])
 

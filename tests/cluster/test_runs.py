@@ -1,5 +1,6 @@
 """Runs in jobs of a real Slurm: what befalls them, several things per job, for each start of a node costs seconds."""
 
+import json
 import time
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from pipeline.run_folder import read_json
 from tests.cluster import SlurmCluster
 from tests.scenarios.deaths import node, queue, worker
 from tests.scenarios.faults import SETTINGS, account
-from tests.scenarios.jobs import JobRun, crash, kill_controller, requeue, requeued, warn
-from tests.scenarios.runs import pivot, rows
+from tests.scenarios.jobs import JOB, JobRun, batch_host, crash, kill_controller, requeue, requeued, warn
+from tests.scenarios.runs import begin, pivot, rows
 
 pytestmark = pytest.mark.slurm
 LONG = ("trainer.total_training_steps=5000", "limits.heartbeat_s=2", "limits.engine_s=3")
@@ -84,3 +85,31 @@ def test_r01_r03_a_run_goes_on_over_its_jobs_time_limit_and_says_when_that_was_t
     found = account(run.path, steps, 16, staleness=1)
     assert found.is_right, found
     assert not (left := run.left()), left
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_cancelled_run_stops_where_the_signal_does_not_reach_it(cluster: SlurmCluster, folder: Path) -> None:
+    run = JobRun(folder / "r", cluster, *SETTINGS, *LONG)
+    run.until("a step is complete", lambda e: e["event"] == "StepRecorded")
+    cluster.kill_slurmd(batch_host(run))
+    process = begin("cancel", str(run.path))
+    deadline = time.monotonic() + 14  # then Slurm gives the node up
+    while json.loads(run.folder.status.read_text())["status"] != "cancelled":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    steps = int(rows(run.path)[-1]["step"])
+    assert account(run.path, steps, 16, staleness=1).is_right
+    process.communicate(timeout=150)
+    assert run.end() == 130
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_script_that_fails_is_shown(cluster: SlurmCluster, folder: Path) -> None:
+    run = folder / "r"
+    lines = "cluster.slurm.setup=['echo no such module cuda/99', 'exit 3']"
+    ended = pivot("submit", "configs/emulated.yaml", "--run-dir", str(run), "--wait", *JOB, lines)
+    assert ended.code == 1 and "no such module cuda/99" in ended.out
+    for command in ("status", "logs"):
+        assert "no such module cuda/99" in pivot(command, str(run)).out, command
