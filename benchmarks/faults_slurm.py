@@ -38,7 +38,7 @@ from tests.scenarios.runs import pivot, rows
 NOTHING = Must(at_most=0)
 MUST = {
     **dict.fromkeys(("lost", "doubled", "too_old", "left"), NOTHING),
-    "faults": Must(at_least=21),
+    "faults": Must(at_least=22),
     "loss_s/max": Must(at_most=5),
     "again_s/max": Must(at_most=5),
 }
@@ -78,6 +78,7 @@ KINDS: dict[str, tuple[tuple[str, ...], list[tuple[Death, str]]]] = {
         [
             (lost_node("node set DOWN", jobs.down, jobs.up), ""),
             (lost_node("node crashes", jobs.crash_node, jobs.restart_node), ""),
+            (lost_node("node dies bit by bit", jobs.half_crash_node, jobs.restart_node), ""),
             (requeued("batch host crashes", jobs.crash), ""),
             (requeued("batch host dies bit by bit", jobs.half_crash), ""),
             (requeued("batch host crashes, back after 8 s", jobs.crash_for_8_s), ""),

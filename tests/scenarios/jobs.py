@@ -236,5 +236,9 @@ def crash_node(run: JobRun, node: str) -> None:
     run.cluster.crash(node)
 
 
+def half_crash_node(run: JobRun, node: str) -> None:
+    run.cluster.half_crash(node)
+
+
 def restart_node(run: JobRun, node: str) -> None:
     run.cluster.restart(node, wait=False)
