@@ -25,13 +25,16 @@ def missing() -> list[str]:
 
 def require() -> None:
     """Skip the test, with one loud line, where there is no Slurm and none may be installed."""
-    lacking = missing()
+    lacking, failed = missing(), ""
     if lacking and os.environ.get("PIVOT_TEST_INSTALL") == "1":
-        install()
+        try:
+            install()
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failed = f" ({error})"
         lacking = missing()
     if lacking:
         pytest.skip(
-            f"NO SLURM HERE, NOTHING OF IT IS TESTED: {', '.join(lacking)} not found. "
+            f"NO SLURM HERE, NOTHING OF IT IS TESTED: {', '.join(lacking)} not found{failed}. "
             f"`apt-get install {' '.join(PACKAGES)}`, or PIVOT_TEST_INSTALL=1 to have the tests do that."
         )
 

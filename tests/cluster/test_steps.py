@@ -11,6 +11,7 @@ import pytest
 
 from pipeline import wire
 from pipeline.run_folder import read_json
+from slurm.names import agent_step, controller_step
 from tests.cluster import SlurmCluster
 from tests.cluster.packages import program
 from tests.cluster.steps import JobWatch, devices
@@ -104,7 +105,8 @@ def check_steps(run: JobRun) -> None:
         assert len(set(all_of_node)) == len(all_of_node), (name, given)
     steps = run.cluster.client("squeue", "-h", "-s", "-j", run.job, "-o", "%j").split()
     workers = [one for bound in found.values() for one in bound]
-    assert sorted(set(steps) - {"batch", "extern"}) == sorted(["agent", "controller", *workers]), steps
+    others = [agent_step(run.folder), controller_step(run.folder)]
+    assert sorted(set(steps) - {"batch", "extern"}) == sorted([*others, *workers]), steps
 
 
 @pytest.fixture
@@ -153,4 +155,4 @@ def test_a_step_begins_ends_waits_for_slots_and_is_given_up(watch: JobWatch) -> 
     watch.arrived("rollout-0")
     watch.kill("rollout-0")
     watch.ended("rollout-0", last)
-    watch.until(lambda: watch.steps() - {"batch", "extern"} == {"agent"})
+    watch.until(lambda: watch.steps() - {"batch", "extern"} == {agent_step(watch.run)})

@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import traceback
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from pipeline.stage import StageSpec
 from stages import train
 from stages.rl.trainer import HfTrainer
 from stages.start import _interface_of, make_trainer
-from tests.fakes.ranks import beside, leaving, started
+from tests.fakes.ranks import leaving, started
 from tests.fakes.scripted import wait_until
 from tests.fakes.tiny_policy import make_config, make_rows, write_model
 
@@ -23,11 +24,21 @@ from tests.fakes.tiny_policy import make_config, make_rows, write_model
 def start(run: RunFolder, config: Config, rank: int, life: int) -> None:
     """A rank's start, and a step."""
     worker = SimpleNamespace(config=config, run=run, rank=rank, life=life, attempt=3, slots=[rank], host="127.0.0.1")
-    with leaving():
-        trainer = make_trainer(worker)
-        assert trainer.version == 1
-        assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
-        trainer.train(make_rows(2), 2)
+    trainer = make_trainer(worker)
+    assert trainer.version == 1
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
+    trainer.train(make_rows(2), 2)
+
+
+def live(run: RunFolder, config: Config, rank: int, life: int) -> None:
+    """`start` as a process that ends as a worker does: without destroying its group, which may hang in gloo."""
+    torch.set_num_threads(1)
+    try:
+        start(run, config, rank, life)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -52,8 +63,10 @@ def test_ranks_meet_in_the_run_folder_and_load_what_the_first_one_found(tmp_path
         for place in ("a", "b")
     ]
     for life in (0, 1):  # a later life is another group
-        with beside(start, run, configs[1], 1, life):
-            start(run, configs[0], 0, life)
+        ranks = [started(live, run, configs[rank], rank, life) for rank in (0, 1)]
+        for rank in ranks:
+            rank.join(60)
+        assert [rank.exitcode for rank in ranks] == [0, 0]
         file = run.cache / "rendezvous" / f"train-3-{life}"
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
@@ -64,7 +77,7 @@ def test_a_rank_whose_others_do_not_come_gives_up_in_time(tmp_path):
     config = make_config(
         model, trainer__strategy="ddp", trainer__ranks=2, cluster__slots_per_node=4, limits__stage_s=1.0
     )
-    with pytest.raises(RuntimeError, match=r"[Tt]ime"):
+    with leaving(), pytest.raises(RuntimeError, match=r"[Tt]ime"):
         start(run, config, 0, 0)
 
 
