@@ -75,9 +75,7 @@ def start_again(run: RunFolder, life: str, who: str, is_ending: bool, clients: C
     restarts, config = int(os.environ.get(RESTARTS, "0")), read_tree(run.config)
     most = config["cluster"]["slurm"]["max_requeues"]
     if (charged := num_charged(run, restarts)) >= most:
-        reason = f"its controller is gone, and its job was started again {charged} times (cluster.slurm.max_requeues)"
-        write_json(run.ended, {"status": "failed", "attempt": max(run.attempts(), default=0), "reason": reason})
-        return reason
+        return give_up(run, f"its controller is gone, and its job was started again {charged} times")
     found = (clients.jobs_in_full() if is_ending else clients.jobs()).get(job)
     if found is None or found.is_ended or (is_ending and found.state != "PENDING") or found.state == "COMPLETING":
         return f"Slurm ends job {job}: {found.state if found else 'it knows it no more'}"
@@ -94,6 +92,13 @@ def start_again(run: RunFolder, life: str, who: str, is_ending: bool, clients: C
             return f"Slurm has it start again, for it takes no other in its place: {error}"
         clients.requeue(job)
         return f"job {job} is requeued, for Slurm takes no other in its place: {error}"
+
+
+def give_up(run: RunFolder, reason: str) -> str:
+    """It was started again as often as may be: the run is over."""
+    reason = f"{reason} (cluster.slurm.max_requeues)"
+    write_json(run.ended, {"status": "failed", "attempt": max(run.attempts(), default=0), "reason": reason})
+    return reason
 
 
 def age_s(run: RunFolder, path: Path) -> float:

@@ -19,6 +19,7 @@ from pipeline.config import Config
 from pipeline.core.errors import ConfigError, SlurmError
 from pipeline.processes import python_command, python_environment
 from pipeline.run_folder import RunFolder, read_json, write_json
+from slurm.again import give_up
 from slurm.allocation import Predecessor, write_script
 from slurm.commands import Clients
 from slurm.names import agent_step, controller_step, script_beat, user_prefix
@@ -152,8 +153,7 @@ def main(argv: list[str] | None = None) -> None:
         if run.ended.exists():
             return
         time.sleep(_PAUSE_S)
-    reason = f"its controller is gone, and it was started again {most} times (cluster.slurm.max_requeues)"
-    write_json(run.ended, {"status": "failed", "attempt": max(run.attempts(), default=0), "reason": reason})
+    print(give_up(run, f"its controller is gone, and it was started again {most} times"), flush=True)
 
 
 if __name__ == "__main__":

@@ -95,17 +95,22 @@ class StepState:
     age_s: float
 
 
+def _rows(text: str, first: str, form: str, what: str) -> Iterator[list[str]]:
+    """The fields of each line; `first` is the header's first word."""
+    header, *lines = text.removesuffix("\n").split("\n")
+    if not header.startswith(f"{first}{SEPARATOR}"):
+        raise ValueError(f"not a list of {what}s: {text[:200]!r}")
+    for line in lines:
+        fields = line.split(SEPARATOR, form.count(SEPARATOR))
+        if len(fields) != form.count(SEPARATOR) + 1:
+            raise ValueError(f"not a {what}: {line[:200]!r}")
+        yield fields
+
+
 def parse_steps(text: str) -> dict[str, StepState]:
     """Of `squeue --steps -o STEP_FORMAT`, header included, by id."""
-    header, *lines = text.removesuffix("\n").split("\n")
-    if not header.startswith(f"STEPID{SEPARATOR}"):
-        raise ValueError(f"not a list of steps: {text[:200]!r}")
     found = {}
-    for line in lines:
-        fields = line.split(SEPARATOR, 3)
-        if len(fields) != 4:
-            raise ValueError(f"not a step: {line[:200]!r}")
-        id, nodes, age, name = fields
+    for id, nodes, age, name in _rows(text, "STEPID", STEP_FORMAT, "step"):
         found[id] = StepState(id=id, name=name, nodes=expand_nodes(_text(nodes)), age_s=parse_duration(age) or 0.0)
     return found
 
@@ -211,15 +216,8 @@ def _text(value: str | None) -> str:
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
     """Of `sinfo -N -o NODE_FORMAT`, header included, by name (a node has a line for each of its partitions)."""
-    header, *lines = text.removesuffix("\n").split("\n")
-    if not header.startswith(f"NODELIST{SEPARATOR}"):
-        raise ValueError(f"not a list of nodes: {text[:200]!r}")
     found = {}
-    for line in lines:
-        fields = line.split(SEPARATOR, 2)
-        if len(fields) != 3:
-            raise ValueError(f"not a node: {line[:200]!r}")
-        name, state, reason = fields
+    for name, state, reason in _rows(text, "NODELIST", NODE_FORMAT, "node"):
         bare = state.rstrip(_MARKS)
         found[name] = NodeState(
             name=name, state=bare, is_answering="*" not in state[len(bare) :], reason=_text(reason.strip())

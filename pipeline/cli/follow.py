@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TextIO
 
-from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, read_status
+from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, job_output, read_status
 from pipeline.cli.show import describe_end, describe_stopped
 from pipeline.cli.terminal import abandon, number, seconds, visible
 from pipeline.disk import is_full
@@ -96,7 +96,7 @@ def _end(run: RunFolder, attempt: int, process: Process, out: TextIO) -> int:
         text, code = describe_end(run, status), EXIT_CODES[status["status"]]
     else:
         how = describe_exit(process.returncode)
-        tail = visible(log_tail(run.path / "logs" / "controller.log") or _job_output(run))
+        tail = visible(log_tail(run.path / "logs" / "controller.log") or job_output(run))
         text = f"the controller ended without a word: {how}\n{tail}"
         if is_full(run.path):
             text = f"no space left on {visible(str(run.path))}: {text}\nfree space first"
@@ -109,14 +109,6 @@ def _end(run: RunFolder, attempt: int, process: Process, out: TextIO) -> int:
     except OSError:  # nobody reads it any more; the code still says it
         abandon(out)
     return code
-
-
-def _job_output(run: RunFolder) -> str:
-    if not run.job.exists():
-        return ""
-    from pipeline.cli.job import job_output
-
-    return job_output(run)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import click
 from pipeline.cli.runs import Status, as_argument
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError, SlurmError
-from pipeline.processes import log_tail
 from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.status import EXIT_CODES
 
@@ -90,30 +89,20 @@ class JobProcess:
         raise SystemExit(128 + sig)
 
 
-def start_job(run: RunFolder, config: Config) -> str:
-    """Submit the job of the run's next attempts; its id."""
+def start_job(run: RunFolder, config: Config, in_allocation: bool) -> str:
+    """Submit the job of the run's next attempts, or go on in the allocation that this process is in; its id."""
     from pipeline.cli.controller import control_job
     from slurm.allocation import submit_job
+    from slurm.held import hold
     from slurm.names import forget_restarts
 
     run.ended.unlink(missing_ok=True)  # the script of the job goes by it
     forget_restarts(run)
-    job = submit_job(run, config, control_job)
-    click.echo(f"{run.name}: job {job} holds its nodes, {run.path} what it writes")
-    click.echo(f"  pivot-pipeline status {as_argument(run)}")
-    return job
-
-
-def start_in_allocation(run: RunFolder, config: Config) -> str:
-    """Go on in the allocation that this process is in; its id."""
-    from pipeline.cli.controller import control_job
-    from slurm.held import hold
-    from slurm.names import forget_restarts
-
-    run.ended.unlink(missing_ok=True)
-    forget_restarts(run)
-    job = hold(run, config, control_job)
-    click.echo(f"{run.name} runs in allocation {job} and ends with it, {run.path} is what it writes")
+    job = (hold if in_allocation else submit_job)(run, config, control_job)
+    if in_allocation:
+        click.echo(f"{run.name} runs in allocation {job} and ends with it, {run.path} is what it writes")
+    else:
+        click.echo(f"{run.name}: job {job} holds its nodes, {run.path} what it writes")
     click.echo(f"  pivot-pipeline status {as_argument(run)}")
     return job
 
@@ -142,12 +131,6 @@ def _end_of(status: Status, end: dict[str, Any] | None) -> dict[str, Any]:
     return {"status": end["status"], "error": {"reason": end["reason"]} if end.get("reason") else None}
 
 
-def job_output(run: RunFolder) -> str:
-    """The last lines of what the script of its newest job printed."""
-    outputs = sorted(run.jobs.glob("*_0_log.out"), key=lambda path: path.stat().st_mtime)
-    return log_tail(outputs[-1]) if outputs else ""
-
-
 def describe_job(job: dict[str, Any]) -> str:
     text = f"{job['id']} {job['state']}".strip() + (f" ({job['reason']})" if job["reason"] else "")
     if job["held"]:
@@ -170,31 +153,26 @@ def cancel_job(run: RunFolder, status: Status) -> None:
     the controller saves and leaves. An allocation that its user holds stays."""
     told = read_json(run.job) or {}
     write_json(run.ended, {"status": "cancelled", "attempt": status["attempt"]})
-    from slurm.commands import Clients
-
-    clients = Clients()
-    if told.get("in_allocation"):
-        _end_steps(run, told["id"], "TERM")
-    else:
-        clients.cancel(told["id"], "TERM" if status["job"]["state"] == "RUNNING" else None)
+    _end(run, told, "TERM" if told.get("in_allocation") or status["job"]["state"] == "RUNNING" else None)
     try:
         let_leave(run)
     except ConfigError:
-        if told.get("in_allocation"):
-            _end_steps(run, told["id"], None)
-        else:
-            clients.cancel(told["id"])
+        _end(run, told, None)
         raise ConfigError(f"{run.name} did not stop within {_LEAVE_S:g} s: its job {told['id']} is ended") from None
 
 
-def _end_steps(run: RunFolder, job: str, signal_name: str | None) -> None:
-    """The controller hears a signal; ended are all."""
+def _end(run: RunFolder, told: dict[str, Any], signal_name: str | None) -> None:
+    """End the job, or send it a signal. Of an allocation only the run's own steps: the controller hears the signal,
+    ended are all."""
     from slurm.commands import Clients
     from slurm.held import steps
     from slurm.names import controller_step
 
     clients = Clients()
-    for id, name in steps(run, job, clients).items():
+    if not told.get("in_allocation"):
+        clients.cancel(told["id"], signal_name)
+        return
+    for id, name in steps(run, told["id"], clients).items():
         if signal_name is None or name == controller_step(run):
             clients.cancel(id, signal_name)
 

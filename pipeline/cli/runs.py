@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import ConfigError
+from pipeline.processes import log_tail
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.status import EXIT_CODES, start_ticks
 
@@ -48,6 +49,12 @@ def read_status(run: RunFolder) -> Status:
 
         return with_job(run, status)
     return status | {"live": is_live(status)}
+
+
+def job_output(run: RunFolder) -> str:
+    """The last lines of what the script of its newest Slurm job printed; "" if no job has the run."""
+    outputs = sorted(run.jobs.glob("*_0_log.out"), key=lambda path: path.stat().st_mtime) if run.job.exists() else []
+    return log_tail(outputs[-1]) if outputs else ""
 
 
 def is_live(status: Status) -> bool:

@@ -17,6 +17,7 @@ from pipeline.cli.runs import (
     find_run,
     how_it_stands,
     is_live,
+    job_output,
     read_status,
     signal_controller,
 )
@@ -70,8 +71,6 @@ def describe(run: RunFolder, status: Status) -> str:
     if how_it_stands(status) == "died":
         lines.append("  the controller was killed and could not say why")
         if run.job.exists():
-            from pipeline.cli.job import job_output
-
             lines.append(visible(f"  last lines of its job's output:\n{job_output(run)}"))
     if error := describe_error(status):
         lines.append(error)

@@ -79,9 +79,9 @@ def start(run: RunFolder, config: Config, wait: bool | None, in_allocation: bool
     rows = Rows(run)
     rows.new()  # those of earlier attempts were shown then
     if config.cluster.kind == "slurm":
-        from pipeline.cli.job import JobProcess, start_in_allocation, start_job
+        from pipeline.cli.job import JobProcess, start_job
 
-        job = (start_in_allocation if in_allocation else start_job)(run, config)
+        job = start_job(run, config, in_allocation)
         return follow(run, attempt, JobProcess(run, job), rows=rows) if wait else 0
     from slurm.local import start_controller
 
