@@ -1,0 +1,100 @@
+"""What the planner sees of a run: one frozen picture, made by the monitor. It can be written as JSON and read back.
+
+Sequences are counted by step and by *age*, the tokens that the role which serves them has generated: bin i of `ages`
+stands for i * bin_tokens, and a sequence between two bins counts in both, in proportion.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.core.events import Role
+from pipeline.core.iteration import IterationCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """The sequences of one step in one inference role."""
+
+    step: int
+    num_waiting: float
+    """Without a token of this role."""
+    ages: tuple[float, ...]  # [num_bins]
+    """Of those that run, and of those that ran, were aborted and wait to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleView:
+    """An inference role: what its replicas can do, and what they have to do."""
+
+    num_slots: int
+    """Of one replica."""
+    cost: IterationCost
+    """As measured."""
+    kv_tokens: float
+    """That fit into the cache of one replica."""
+    max_num_seqs: int
+    prompt_tokens: float
+    """Mean context of a request before its first token."""
+    prefill_tokens: float
+    """Of these, what a replica computes: without what a group shares."""
+    bin_tokens: int
+    survival: tuple[float, ...]  # [num_bins + 1]
+    """The share of sequences that become longer than i * bin_tokens. The last is 0."""
+    crowds: tuple[Crowd, ...]
+    """Of each step that is not done, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockView:
+    """Slots that change hands together."""
+
+    index: int
+    node: int
+    role: Role | None
+    """Given or promised; None: it does nothing."""
+    ready_in_s: float = 0.0
+    """Of a shift in flight."""
+    num_running: int = 0
+    num_tokens: float = 0.0
+    """Held in its caches: what would be computed again elsewhere."""
+    is_silent: bool = False
+    """Nothing was heard of it for too long: it is not counted on, and not shifted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainView:
+    block_indices: tuple[int, ...]
+    """The blocks that train, whenever there is something to train."""
+    step_s: float
+    """Expected, of one training."""
+    is_waiting: bool = False
+    """The next step is judged, and nobody trains it yet."""
+    left_s: float | None = None
+    """Of the training that runs, or for which its blocks are on their way; None: neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    at_s: float
+    version: int
+    """Published last: the step that is trained next, or trains."""
+    staleness: int
+    num_sequences: int
+    """Of one step."""
+    num_admitted: int
+    """Steps that were admitted; the next has this number."""
+    num_steps: int
+    """That are ever admitted."""
+    blocks: tuple[BlockView, ...]
+    block_slots: int
+    rollout: RoleView
+    reward: RoleView
+    train: TrainView
+    shift_s: dict[Role, float]
+    """Until a block serves its new role, from the moment it leaves an old one."""
+    last_shift_s: float
+    """When a block last changed between the inference roles; -inf: never."""
+    cycle_s: float = 0.0
+    """Between the last versions, per version, as measured; 0: not yet."""
+
+    def role(self, role: Role) -> RoleView:
+        return self.rollout if role is Role.ROLLOUT else self.reward
