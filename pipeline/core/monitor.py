@@ -2,7 +2,7 @@
 
 It starts from a snapshot of what is believed before anything was measured: placement and limits, which are facts, and
 costs, lengths and times, each of which gives way to what is measured. Each believed figure counts as few measurements;
-the reason for how many stands beside it here, in `throughput` and in `length_model`.
+the reason for how many stands beside it: here, in `watched_role`, `throughput` and `length_model`.
 """
 
 import math
@@ -10,13 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from pipeline.core.events import Role
-from pipeline.core.length_model import Ages, LengthModel, add_ages
-from pipeline.core.recent import Rate, RecentMean
+from pipeline.core.recent import RecentMean
 from pipeline.core.reports import (
     BlockBound,
     BlockHeard,
     BlockLost,
     QueueReport,
+    ReplicaEnded,
     ReplicaReport,
     Report,
     SequencesEnded,
@@ -30,8 +30,8 @@ from pipeline.core.reports import (
     TrainingEnded,
     VersionPublished,
 )
-from pipeline.core.snapshot import BlockView, Crowd, RoleView, Snapshot, TrainView
-from pipeline.core.throughput import Throughput
+from pipeline.core.snapshot import BlockView, Snapshot, TrainView
+from pipeline.core.watched_role import WatchedRole
 
 SILENT_S = 5.0
 """Five reports that did not come: as long as a node may be silent (limits.heartbeat_s)."""
@@ -40,8 +40,6 @@ _BELIEVED_TRAININGS, _MEMORY_TRAININGS = 0.3, 3.0
 memory is that of lengths, which trainings follow."""
 _BELIEVED_SHIFTS, _MEMORY_SHIFTS = 1.0, 8.0
 """The blocks of one or two shifts."""
-_BELIEVED_PROMPTS = 16.0
-"""A group: its prompts are alike, so the first group alone would say little."""
 _OVERDUE = 0.1, 0.02
 """Shares of the expected time that a shift, and a training, is still taken to need when it should be over."""
 INFERENCE = (Role.ROLLOUT, Role.REWARD)
@@ -61,66 +59,13 @@ class _Place:
     """When it last changed hands."""
 
 
-class _RoleState:
-    def __init__(self, believed: RoleView, at_s: float, num_sequences: int) -> None:
-        self.believed = believed
-        self.lengths = LengthModel(believed.bin_tokens, believed.survival)
-        self.throughput = Throughput(believed.cost, at_s)
-        self.prompt = RecentMean(believed.prompt_tokens, weight=_BELIEVED_PROMPTS, memory=2 * num_sequences)
-        self.prefill = RecentMean(believed.prefill_tokens, weight=_BELIEVED_PROMPTS, memory=2 * num_sequences)
-        self.replicas: dict[int, ReplicaReport] = {}
-        self.queue: QueueReport | None = None
-        self.came, self.ended, self.tokens = Rate(at_s), Rate(at_s), Rate(at_s)
-
-    def measure(self, report: ReplicaReport) -> None:
-        if report.num_iterations:
-            self.throughput.add_decode(
-                report.at_s, report.num_iterations, report.decode_s, report.batch, report.context
-            )
-            self.tokens.add(report.at_s, report.num_iterations * report.batch)
-        if report.prefill_tokens:
-            self.throughput.add_prefill(report.prefill_tokens, report.prefill_s)
-        if report.num_started:
-            self.prompt.add(report.started_tokens, report.num_started)
-            self.prefill.add(report.started_prefill_tokens, report.num_started)
-
-    def empty(self, block: int) -> None:
-        self.replicas = {index: report for index, report in self.replicas.items() if report.block != block}
-
-    @property
-    def ages(self) -> dict[int, Ages]:
-        waiting = [self.queue.ages] if self.queue else []
-        return add_ages([*(report.ages for report in self.replicas.values()), *waiting])
-
-    @property
-    def num_running(self) -> int:
-        return sum(report.num_running for report in self.replicas.values())
-
-    @property
-    def num_waiting(self) -> float:
-        queue = self.queue
-        return sum(queue.num_fresh.values()) + sum(map(sum, queue.ages.values())) if queue else 0.0
-
-    def view(self, steps: range) -> RoleView:
-        ages, fresh = self.ages, self.queue.num_fresh if self.queue else {}
-        none = (0.0,) * (len(self.believed.survival) - 1)
-        return replace(
-            self.believed,
-            cost=self.throughput.cost,
-            prompt_tokens=self.prompt.value,
-            prefill_tokens=self.prefill.value,
-            survival=self.lengths.survival(ages.values()),
-            crowds=tuple(Crowd(step=step, num_waiting=fresh.get(step, 0), ages=ages.get(step, none)) for step in steps),
-        )
-
-
 class Monitor:
     def __init__(self, believed: Snapshot, *, silent_s: float = SILENT_S) -> None:
         self.believed, self._silent_s = believed, silent_s
         self._version, self._num_admitted = believed.version, believed.num_admitted
         self._places = {view.index: _Place(view=view, heard_s=believed.at_s) for view in believed.blocks}
         self._roles = {
-            role: _RoleState(believed.role(role), believed.at_s, believed.num_sequences) for role in INFERENCE
+            role: WatchedRole(believed.role(role), believed.at_s, believed.num_sequences) for role in INFERENCE
         }
         self._progress: dict[int, StepProgress] = {}
         self._train_blocks = believed.train.block_indices
@@ -164,7 +109,7 @@ class Monitor:
 
     def figures(self, now: float) -> dict[str, float]:
         """What people look at and the planner does not need, by the names of metrics."""
-        found = {"train/expected_s": self._train_s.value, "planner/cycle_s": self._cycle_s}
+        found = {"role/train/expected_s": self._train_s.value, "planner/cycle_s": self._cycle_s}
         for role, state in self._roles.items():
             num = len(state.replicas)
             held = sum(report.kv_tokens for report in state.replicas.values())
@@ -191,6 +136,8 @@ class Monitor:
         match report:
             case ReplicaReport():
                 self._take_replica(report)
+            case ReplicaEnded():
+                self._roles[report.role].replicas.pop(report.replica, None)
             case BlockHeard():
                 self._hear(report.block, report.at_s)
             case QueueReport():
@@ -201,11 +148,12 @@ class Monitor:
                 self._num_admitted = max(self._num_admitted, report.step + 1)
                 self._roles[Role.ROLLOUT].came.add(report.at_s, self.believed.num_sequences)
             case StepProgress():
-                self._progress[report.step] = report
+                if report.step >= self._version:
+                    self._progress[report.step] = report
             case BlockBound() | ShiftBegun() | ShiftEnded() | BlockLost():
                 self._place(report)
             case TrainBlocksChosen():
-                self._train_blocks = report.block_indices
+                self._choose_train_blocks(report.block_indices)
             case TrainingCalled() | TrainingBegun():
                 self._training = report
             case TrainingEnded():
@@ -222,6 +170,13 @@ class Monitor:
         if place.view.role is report.role and report.at_s >= place.since_s:
             state.replicas[report.replica] = report
             self._hear(report.block, report.at_s)
+
+    def _choose_train_blocks(self, indices: tuple[int, ...]) -> None:
+        """Another number of blocks trains in inverse proportion, until it is measured."""
+        if indices and self._train_blocks and len(indices) != len(self._train_blocks):
+            step_s = self._train_s.value * len(self._train_blocks) / len(indices)
+            self._train_s = RecentMean(step_s, weight=_BELIEVED_TRAININGS, memory=_MEMORY_TRAININGS)
+        self._train_blocks = indices
 
     def _end(self, report: SequencesEnded) -> None:
         state, num = self._roles[report.role], len(report.lengths)

@@ -45,6 +45,14 @@ class ReplicaReport(Report):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEnded(Report):
+    """What ran there went back to the queue; its block keeps the role."""
+
+    replica: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReport(Report):
     """All that waits for a role, also for the rest of its step."""
 
