@@ -90,16 +90,15 @@ class Monitor:
             for report in state.replicas.values():
                 held[report.block].append(report)
         blocks = tuple(self._block(place, held[index], now) for index, place in self._places.items())
-        steps = range(self._version, self._num_admitted)
-        open_steps = range(next((s for s in steps if not self._is_scored(s)), self._num_admitted), self._num_admitted)
+        steps = [step for step in range(self._version, self._num_admitted) if not self._is_scored(step)]
         return replace(
             self.believed,
             at_s=now,
             version=self._version,
             num_admitted=self._num_admitted,
             blocks=blocks,
-            rollout=self._roles[Role.ROLLOUT].view(open_steps),
-            reward=self._roles[Role.REWARD].view(open_steps),
+            rollout=self._roles[Role.ROLLOUT].view(steps),
+            reward=self._roles[Role.REWARD].view(steps),
             train=self._train(blocks, now),
             shift_s={role: mean.value for role, mean in self._shift_s.items()},
             release_s=max(0.0, self._release_s.value),

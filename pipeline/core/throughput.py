@@ -13,8 +13,9 @@ from pipeline.core.recent import RecentMean
 
 _MEMORY_S = 60.0
 """Older measurements fade within it: long beside an iteration, short beside a step."""
-_BELIEVED_S = 2.0
-"""The belief counts as so many seconds of one replica's decoding: two reports, which are not wrong by 15 %."""
+_BELIEVED_S = 0.25
+"""The belief counts as so many seconds of one replica's decoding. It is off by 15 %, and a report of one second by 7 %
+or less (assumed): (7 / 15)^2."""
 _BELIEVED_TOKENS, _MEMORY_TOKENS = 2_000.0, 2_000_000.0
 """The same of prefill: some prompts; those of a thousand sequences."""
 

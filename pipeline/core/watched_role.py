@@ -1,5 +1,6 @@
 """An inference role as the monitor sees it: what runs, what waits, and what was learned of costs and lengths."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pipeline.core.length_model import Ages, LengthModel, add_ages
@@ -52,7 +53,7 @@ class WatchedRole:
         queue = self.queue
         return sum(queue.num_fresh.values()) + sum(map(sum, queue.ages.values())) if queue else 0.0
 
-    def view(self, steps: range) -> RoleView:
+    def view(self, steps: Iterable[int]) -> RoleView:
         ages, fresh = self.ages, self.queue.num_fresh if self.queue else {}
         none = (0.0,) * (len(self.believed.survival) - 1)
         return replace(
