@@ -1,21 +1,24 @@
-"""Static modes: which GPUs do what, fixed before the run.
+"""Modes of placement: which GPUs do what. All but the last are static: fixed before the run.
 
     colocated                  all GPUs roll out, then all judge, then all train; staleness 0
     disaggregated              fixed parts for the three roles
     rollout_reward_colocated   one part rolls out, then judges; the other trains
     trainer_pool               disaggregated, and GPUs that do not train roll out meanwhile
+    shiftable                  the planner gives GPUs to roles while steps run; how many train is fixed
 
 Admission: `stream` takes the next step as soon as the staleness bound allows it, `barrier` also waits for the last
-response of the step before. Judging (a run's `placement.admission`): `stream` judges each response when it is there,
-`barrier` all of a step together.
+response of the step before, `half` for half of its responses. Judging (a run's `placement.admission`): `stream` judges
+each response when it is there, `barrier` all of a step together.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pipeline.core.events import Role
+from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.simulator.cluster import Block
 from pipeline.simulator.setup import Setup
+from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Mode, Simulation
 
 
@@ -24,16 +27,22 @@ class ModeName(StrEnum):
     DISAGGREGATED = "disaggregated"
     ROLLOUT_REWARD_COLOCATED = "rollout_reward_colocated"
     TRAINER_POOL = "trainer_pool"
+    SHIFTABLE = "shiftable"
 
 
 class Admission(StrEnum):
     STREAM = "stream"
+    HALF = "half"
     BARRIER = "barrier"
+
+    def needs(self, num_sequences: int) -> int:
+        """Responses of the step before."""
+        return {Admission.STREAM: 0, Admission.HALF: num_sequences // 2, Admission.BARRIER: num_sequences}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A static mode with its split, in GPUs. Roles that share GPUs have the sum of both under `rollout`."""
+    """A mode with its split, in GPUs. Roles that share GPUs have the sum of both under `rollout`."""
 
     mode: ModeName
     rollout: int
@@ -45,10 +54,19 @@ class Schedule:
 
     def __str__(self) -> str:
         split = "/".join(str(n) for n in (self.rollout, self.reward, self.train) if n)
-        barrier = " barrier" if self.admission is Admission.BARRIER else ""
-        return f"{self.mode.value}{barrier} {split}"
+        admission = "" if self.admission is Admission.STREAM else f" {self.admission.value}"
+        return f"{self.mode.value}{admission} {split}"
 
-    def policy(self) -> Mode:
+    def policy(self, believed: Setup, settings: PlannerSettings = DEFAULT) -> Mode:
+        """`believed`: the setup as the planner of a shiftable mode believes it to be."""
+        if self.mode is ModeName.SHIFTABLE:
+            return Shiftable(
+                believed,
+                train_gpus=self.train,
+                staleness=self.staleness,
+                num_before=self.admission.needs(believed.workload.num_sequences),
+                settings=settings,
+            )
         return _POLICIES[self.mode](self)
 
 
@@ -68,7 +86,8 @@ class _Static:
                 sim.bind(block, role, at_once=True)
 
     def may_admit(self, sim: Simulation, step: int) -> bool:
-        return self.schedule.admission is Admission.STREAM or step == 0 or sim.is_rolled_out(step - 1)
+        needed = self.schedule.admission.needs(sim.setup.workload.num_sequences)
+        return step == 0 or sim.steps[step - 1].num_rolled_out >= needed
 
     def on_admitted(self, sim: Simulation, step: int) -> None: ...
 
@@ -143,6 +162,10 @@ def train_sizes(setup: Setup) -> list[int]:
     """Whole nodes; within a single node, blocks. What memory holds is not asked here (`TrainCost.fits`)."""
     unit = max(setup.gpus_per_node, setup.block) if setup.num_gpus > setup.gpus_per_node else setup.block
     return list(range(unit, setup.num_gpus + 1, unit))
+
+
+def shiftable_schedule(setup: Setup, train: int, admission: Admission = Admission.STREAM) -> Schedule:
+    return Schedule(mode=ModeName.SHIFTABLE, rollout=setup.num_gpus, train=train, admission=admission)
 
 
 def static_schedules(setup: Setup) -> list[Schedule]:

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.core.events import Role
 from pipeline.simulator.cluster import LostNode, SlowGpu, StepTimes, Usage
 from pipeline.simulator.modes import Schedule
-from pipeline.simulator.setup import INFERENCE, Setup
+from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
 from pipeline.simulator.simulation import Mode, Simulation
 
 NUM_STEPS, NUM_SKIPPED = 12, 3
@@ -67,9 +67,11 @@ def simulate(
     num_steps: int = NUM_STEPS,
     num_skipped: int = NUM_SKIPPED,
     scenarios: Sequence[LostNode | SlowGpu] = (),
+    beliefs: Beliefs = RIGHT,
     is_traced: bool = False,
 ) -> Result:
-    mode = schedule.policy() if isinstance(schedule, Schedule) else schedule
+    """`beliefs`: how wrong a planner is about the setup; static modes have none."""
+    mode = schedule.policy(setup.believed(beliefs)) if isinstance(schedule, Schedule) else schedule
     sim = Simulation(setup, mode, seed=seed, num_steps=num_steps, scenarios=scenarios, is_traced=is_traced)
     sim.run_until(num_steps)
     return measure(sim, num_skipped)

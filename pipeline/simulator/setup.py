@@ -1,7 +1,7 @@
 """What is simulated: a workload, two models, GPUs, and how wrong an estimate of all this is."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,6 +80,9 @@ class Beliefs:
         )
 
 
+RIGHT = Beliefs()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Costs of a run that was watched, instead of those of a profile."""
@@ -113,7 +116,7 @@ class Setup:
     node_start_s: float = 60.0
     """From a replaced node's arrival to a warm engine: assumed."""
     measured: Measured | None = None
-    errors: Beliefs = field(default=Beliefs())
+    errors: Beliefs = RIGHT
     """Applied to all costs: the believed world has factors, the true one has none."""
 
     def __post_init__(self) -> None:

@@ -137,7 +137,7 @@ def _path() -> dict[str, str]:
 
 def test_a_copy_of_a_running_simulation_goes_the_same_way() -> None:
     """What look-aheads are judged by: futures of one state."""
-    sim = Simulation(small(), POOL.policy(), seed=1, num_steps=8)
+    sim = Simulation(small(), POOL.policy(small()), seed=1, num_steps=8)
     sim.run_until(4)
     copied = copy.deepcopy(sim)
     sim.run_until(8)
@@ -150,7 +150,7 @@ def test_new_weights_are_loaded_by_engines_that_roll_out() -> None:
     prefilled = {}
     for recomputes in (True, False):
         setup = small(recomputes_on_update=recomputes)
-        sim = Simulation(setup, BARRIER.policy(), seed=1, num_steps=4)
+        sim = Simulation(setup, BARRIER.policy(setup), seed=1, num_steps=4)
         sim.run_until(1)
         rollout = sim.replicas[Role.ROLLOUT]
         assert all(
@@ -163,7 +163,7 @@ def test_new_weights_are_loaded_by_engines_that_roll_out() -> None:
 
 def test_a_step_spreads_over_all_replicas() -> None:
     """Also over the one whose last response let it in."""
-    sim = Simulation(small(), BARRIER.policy(), seed=1, num_steps=4)
+    sim = Simulation(small(), BARRIER.policy(small()), seed=1, num_steps=4)
     sim.run_until(1)
     assert sim.steps[1].admitted_s == sim.steps[0].rolled_out_s
     assert all(replica.num_prefilled > 3000 for replica in sim.replicas[Role.ROLLOUT])
@@ -187,7 +187,7 @@ def test_another_scheduler_may_be_plugged_in() -> None:
 
     found = []
     for dispatch in (LeastLoaded, Still):
-        sim = Simulation(small(1), POOL.policy(), seed=1, num_steps=8, dispatch=dispatch)
+        sim = Simulation(small(1), POOL.policy(small(1)), seed=1, num_steps=8, dispatch=dispatch)
         sim.run_until(8)
         found.append(measure(sim))
     assert found[0].num_migrated > 0 == found[1].num_migrated

@@ -1,0 +1,110 @@
+"""Shift now, or stay: the split of the free blocks with which the step after the next one can be trained earliest.
+
+What trains is not decided here: a step that is judged trains at once, on the blocks chosen at submit.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.core.events import Role
+from pipeline.core.planner.lookahead import look_ahead
+from pipeline.core.planner.preprocess import preprocess, splits
+from pipeline.core.planner.settings import PlannerSettings
+from pipeline.core.snapshot import BlockView, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    num_rollout: int
+    num_reward: int
+    """Blocks."""
+    value_s: float
+    """From now until the step after the next one can be trained."""
+    gain_s: float
+    """Against staying; against the worst, where nothing can stay."""
+    penalty_s: float
+    """Of that value, what the shift itself costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`moves`: block index to its new role; empty: stay."""
+
+    reason: str
+    moves: dict[int, Role]
+    candidates: tuple[Candidate, ...] = ()
+    chosen: int = -1
+    """Index of a candidate; -1: none was looked at."""
+    cycle_s: float = 0.0
+
+
+def decide(snapshot: Snapshot, settings: PlannerSettings) -> Plan:
+    """Pure: the same snapshot gives the same plan."""
+    why_not = _why_not(snapshot)
+    if why_not:
+        return Plan(reason=why_not, moves={})
+    picture = preprocess(snapshot)
+    if not picture.free:
+        return Plan(reason="all blocks train", moves={}, cycle_s=picture.cycle_s)
+    is_forced = sum(picture.now) < len(picture.free)
+    since_s = math.inf if snapshot.last_shift_s is None else snapshot.at_s - snapshot.last_shift_s
+    if not is_forced and since_s < settings.dwell_s(picture.cycle_s) - 1e-6:
+        return Plan(reason="too soon after the last shift", moves={}, cycle_s=picture.cycle_s)
+    tried = splits(picture, settings)
+    outcome = look_ahead(picture, tried, settings)
+    stay = -1 if is_forced else tried.tolist().index(picture.now[0])
+    best = int(np.argmin(outcome.value_s))
+    against = outcome.value_s[stay] if stay >= 0 else outcome.value_s.max()
+    candidates = tuple(
+        Candidate(
+            num_rollout=num,
+            num_reward=len(picture.free) - num,
+            value_s=float(value),
+            gain_s=float(against - value),
+            penalty_s=float(penalty),
+        )
+        for num, value, penalty in zip(tried.tolist(), outcome.value_s, outcome.penalty_s, strict=True)
+    )
+    reason = "blocks have no role" if is_forced else "the gain exceeds the threshold"
+    if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
+        best, reason = stay, "no candidate gains enough"
+    moves = assign(snapshot, picture.free, candidates[best].num_rollout)
+    return Plan(reason=reason, moves=moves, candidates=candidates, chosen=best, cycle_s=picture.cycle_s)
+
+
+def _why_not(snapshot: Snapshot) -> str:
+    trains = set(snapshot.train.block_indices)
+    if any(b.ready_in_s > 0 and b.role is not Role.TRAIN for b in snapshot.blocks):
+        is_idle = any(b.index in trains and b.role is Role.TRAIN for b in snapshot.blocks)
+        if snapshot.train.left_s is not None or snapshot.train.is_waiting or not is_idle:
+            return "a shift is in flight"
+    return ""
+
+
+def assign(snapshot: Snapshot, free: tuple[int, ...], num_rollout: int) -> dict[int, Role]:
+    """Which blocks change, so that the free ones serve these numbers: the fewest moves, and of these the fewest running
+    sequences. Rollout prefers the blocks that train: the next training aborts what runs there, and a verdict that is
+    aborted delays it."""
+    blocks = [b for b in snapshot.blocks if b.index in free]
+    trains = set(snapshot.train.block_indices)
+    wanted = {Role.ROLLOUT: num_rollout, Role.REWARD: len(blocks) - num_rollout}
+
+    def misplaced(block: BlockView, role: Role) -> bool:
+        return (block.index in trains) != (role is Role.ROLLOUT)
+
+    keep: set[int] = set()
+    for role, num in wanted.items():
+        have = sorted(
+            (b for b in blocks if b.role is role), key=lambda b: (misplaced(b, role), -b.num_running, b.index)
+        )
+        keep.update(b.index for b in have[:num])
+    pool = sorted((b for b in blocks if b.index not in keep), key=lambda b: (b.index in trains, b.index))
+    moves: dict[int, Role] = {}
+    for role in (Role.ROLLOUT, Role.REWARD):
+        missing = wanted[role] - sum(b.role is role and b.index in keep for b in blocks)
+        for _ in range(missing):
+            block = pool.pop(-1 if role is Role.ROLLOUT else 0)
+            moves[block.index] = role
+    return moves
