@@ -74,10 +74,10 @@ class Throughput:
         }
 
     def _fade(self, at_s: float) -> None:
-        """A pause fades what came before it by no more than ten memories: something is always left."""
+        """Called when there is something new: a pause alone forgets nothing."""
         if at_s <= self._at_s:
             return
-        keep = math.exp(-min(10.0, (at_s - self._at_s) / _MEMORY_S))
+        keep = math.exp(-(at_s - self._at_s) / _MEMORY_S)
         self._at_s = at_s
         self._belief_s *= keep
         for key, cell in list(self._cells.items()):

@@ -176,6 +176,10 @@ def test_a_report_older_than_the_shift_brings_nothing_back() -> None:
     watched.feed(report(1.9), report(2.1))
     seen = watched.snapshot(2.1)
     assert seen.blocks[0].num_running == 0 and sum(seen.rollout.crowds[0].ages) == 0
+    watched.feed(ShiftBegun(at_s=5.0, block=0, old=Role.REWARD, new=Role.ROLLOUT), report(4.9))
+    assert block(watched, 0, 5.0).num_running == 0, "of the rollouts two shifts ago"
+    watched.feed(report(8.0, replica=1))
+    assert block(watched, 0, 8.0).num_running == 3
 
 
 def test_silence_is_a_signal_and_its_counts_stay() -> None:
@@ -263,3 +267,11 @@ def test_figures_count_rates_and_caches() -> None:
     assert (found["role/rollout/kv_use"], found["role/rollout/running"]) == (0.345, 3)
     assert watched.lengths(Role.ROLLOUT) == pytest.approx((32.0, 316.0, 9.6, 306.4)), "64 sequences were believed"
     assert list(watched.iteration_table(Role.ROLLOUT)) == [(2, 256)]
+
+
+def test_each_version_makes_what_was_believed_of_lengths_count_less() -> None:
+    watched = monitor()
+    watched.feed(SequencesEnded(at_s=1.0, role=Role.REWARD, step=0, lengths=(35.0,) * 64))
+    assert watched.snapshot(1.0).reward.survival[-2] == pytest.approx((0.1 + 1.0) / 2)
+    watched.feed(VersionPublished(at_s=2.0, version=1))
+    assert watched.snapshot(2.0).reward.survival[-2] == pytest.approx((0.7 * 0.1 + 1.0) / 1.7)

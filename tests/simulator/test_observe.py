@@ -84,13 +84,18 @@ def test_looking_changes_nothing(schedule: Schedule) -> None:
     assert json.dumps(measure(unseen).as_json()) == json.dumps(measure(watched.sim).as_json())
 
 
-@pytest.mark.parametrize("schedule", [POOL, BARRIER, COLOCATED], ids=str)
-def test_each_sequence_is_counted_once_at_each_moment(schedule: Schedule) -> None:
-    watched = Watched(schedule)
-    sim, num_aged = watched.sim, 0.0
+@pytest.mark.parametrize(
+    ("schedule", "scenarios"),
+    [(POOL, []), (POOL, [LostNode(node=0, at_s=15.0, back_after_s=10.0)]), (BARRIER, []), (COLOCATED, [])],
+    ids=["pool", "pool, judges lost", "barrier", "colocated"],
+)
+def test_each_sequence_is_counted_once_at_each_moment(schedule: Schedule, scenarios: list[LostNode]) -> None:
+    watched = Watched(schedule, scenarios=scenarios)
+    sim, num_aged, num_aborted = watched.sim, 0.0, 0
 
     def check(seen: Snapshot) -> None:
-        nonlocal num_aged
+        nonlocal num_aged, num_aborted
+        num_aborted += sum(s.generated > 0 for queue in sim.queues.values() for s in queue.waiting())
         steps = [step for step in sim.steps if step.scored_s is None]
         for step, rollout, reward in zip(steps, seen.rollout.crowds, seen.reward.crowds, strict=True):
             assert (rollout.step, reward.step) == (step.step, step.step)
@@ -101,14 +106,14 @@ def test_each_sequence_is_counted_once_at_each_moment(schedule: Schedule) -> Non
         for block, view in zip(sim.blocks, seen.blocks, strict=True):
             assert (view.index, view.node, view.role) == (block.index, block.node, block.role)
             assert view.num_running == sum(replica.num_running for replica in block.replicas)
-            assert (view.ready_in_s > 0) == (block.ready_at > sim.now)
-            assert not view.is_silent
+            assert (view.ready_in_s > 0) == (block.ready_at > sim.now and not block.is_lost)
+            assert view.is_silent == block.is_lost
         assert (seen.version, seen.num_admitted) == (sim.version, len(sim.steps))
         assert (seen.train.left_s is not None) == (sim.training is not None)
 
     watched.checks.append(check)
     watched.run()
-    assert num_aged > 1000
+    assert num_aged > 1000 and (num_aborted > 0 or not scenarios), "without judges, what they began waits"
 
 
 def test_ages_are_those_of_the_engines() -> None:
@@ -172,6 +177,20 @@ def test_an_engine_that_slows_down_is_followed_within_3_percent() -> None:
         truth = watched.setup.role(role).iteration.slower(1.4)
         for seen in after:
             assert seen.role(role).cost.iteration_s(16, 5e4) == pytest.approx(truth.iteration_s(16, 5e4), rel=0.03)
+
+
+def test_wrong_shift_times_are_right_also_if_one_looked_only_at_the_end() -> None:
+    setup = setup_of()
+    sim = Simulation(setup, COLOCATED.policy(), seed=0, num_steps=4)
+    wrong = replace(setup, shift_scale=3.0)
+    monitor = monitor_of(wrong, train_blocks=range(16), staleness=0, num_steps=4)
+    sim.run_until(4)
+    seen = Observer(monitor).snapshot(sim)
+    for old, new in ((Role.ROLLOUT, Role.REWARD), (Role.REWARD, Role.TRAIN)):
+        assert wrong.shift_s(old, new, 16) > 2 * setup.shift_s(old, new, 16)
+        assert seen.shift_s[new] == pytest.approx(setup.shift_s(old, new, 16), rel=0.02)
+    released_s = seen.shift_s[Role.ROLLOUT] + seen.release_s
+    assert seen.version == 4 and released_s >= 0
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.4])
