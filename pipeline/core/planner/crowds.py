@@ -55,7 +55,8 @@ class Crowds:
     def grow(self, tokens_rck: Array) -> Array:
         """All that run get so many tokens. Returns how many end, [r, c, k]."""
         before = self.running_rck
-        age = self.age_rcks + (tokens_rck / self._tokens)[..., None]
+        bins = np.minimum(tokens_rck / self._tokens, self.size)  # after so many nothing runs
+        age = self.age_rcks + bins[..., None]
         self.starts_rcks = np.where(age >= self._bins, 0.0, self.starts_rcks)
         self.age_rcks = np.where(age >= self.size - 1, age - self.size, age)
         self._look()
