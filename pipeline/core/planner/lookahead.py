@@ -133,7 +133,7 @@ class _Fluid:
     def _bind(self, t: float) -> None:
         picture, trains = self.picture, self.picture.room_training
         room = picture.room_idle if picture.is_training and t >= picture.training_left_s - 1e-9 else picture.room
-        is_on = (t >= self.start) & (t < self.start + picture.train_s)
+        is_on = (t > 0.0) & (t >= self.start) & (t < self.start + picture.train_s)
         free = np.where(is_on, float(trains.num), float(room.num))
         rollout = self.first
         if t > 0.0:

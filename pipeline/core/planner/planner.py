@@ -55,11 +55,10 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
     if not is_forced and since_s < settings.dwell_s(picture.cycle_s) - 1e-6:
         return Plan(reason="too soon after the last shift", moves={}, cycle_s=picture.cycle_s)
     tried = splits(picture, settings)
-    is_stuck = bool(_is_stuck(picture, np.asarray(picture.now[:1]))[0])
-    if is_stuck:
-        tried = tried[~_is_stuck(picture, tried)]
-        if not len(tried):
-            return Plan(reason="no block may serve what waits", moves={}, cycle_s=picture.cycle_s)
+    goes_on = _goes_on(picture, tried)
+    if goes_on.any():
+        tried = tried[goes_on]
+    is_stuck = picture.now[0] not in tried
     outcome = look_ahead(picture, tried, settings)
     stay = -1 if is_forced or is_stuck else tried.tolist().index(picture.now[0])
     best = int(np.argmin(outcome.value_s))
@@ -75,7 +74,7 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
         for num, value, penalty in zip(tried.tolist(), outcome.value_s, outcome.penalty_s, strict=True)
     )
     reason = "blocks have no role" if is_forced else "the gain exceeds the threshold"
-    if is_stuck:
+    if is_stuck and not is_forced:
         reason = "what waits has no block"
     if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
         best, reason = stay, "no candidate gains enough"
@@ -92,14 +91,16 @@ def _why_not(snapshot: Snapshot, bindings: Bindings = ANY) -> str:
     return ""
 
 
-def _is_stuck(picture: Picture, num_rollout: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether all that is to be done waits for a role that has no block: nothing goes on, whatever it is worth. The
-    look-ahead moves blocks later, but each plan could say so again. What each role can do without the other is finite,
-    so a run whose planner never stays like this comes to its end."""
-    has_work = [bool(data.ages.sum() + data.waiting.sum() > 0) for data in (picture.rollout, picture.reward)]
+def _goes_on(picture: Picture, num_rollout: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether anything does: not if all that is to be done waits for a role that has no block. The look-ahead would
+    move blocks later, but each plan could say so again. What each role can do without the other is finite, so a run
+    whose planner never stays like this comes to its end."""
     num_reward = len(picture.free) - num_rollout
-    goes_on: NDArray[np.bool_] = (has_work[0] & (num_rollout > 0)) | (has_work[1] & (num_reward > 0))
-    return any(has_work) & ~goes_on
+    found: NDArray[np.bool_] = np.zeros(len(num_rollout), dtype=bool)
+    for data, num in ((picture.rollout, num_rollout), (picture.reward, num_reward)):
+        if data.ages.sum() + data.waiting.sum() > 0:
+            found |= num > 0
+    return found
 
 
 def assign(snapshot: Snapshot, free: tuple[int, ...], num_rollout: int, bindings: Bindings = ANY) -> dict[int, Role]:
