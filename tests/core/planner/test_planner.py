@@ -74,6 +74,16 @@ def test_blocks_without_a_role_get_one_at_once() -> None:
         assert plan.reason == "blocks have no role" and 0 in plan.moves
 
 
+def test_soon_after_a_shift_only_those_without_a_role_get_one() -> None:
+    seen = replace(with_blocks(LOPSIDED, role=None), last_shift_s=LOPSIDED.at_s - 1)
+    assert decide(seen, DEFAULT).moves == {0: REWARD}
+    assert len(decide(replace(seen, last_shift_s=None), DEFAULT).moves) > 3
+    moving = replace(seen, last_shift_s=None, blocks=(*seen.blocks[:7], replace(seen.blocks[7], ready_in_s=2.0)))
+    idle = replace(moving, blocks=tuple(replace(b, role=TRAIN) if b.index == 6 else b for b in moving.blocks))
+    assert decide(moving, DEFAULT).reason == "a shift is in flight"
+    assert decide(idle, DEFAULT).moves.keys() == {0, 6}
+
+
 def test_nothing_is_planned_while_a_shift_is_in_flight() -> None:
     plan = decide(with_blocks(LOPSIDED, ready_in_s=1.5), DEFAULT)
     assert plan.reason == "a shift is in flight" and not plan.moves
