@@ -55,7 +55,7 @@ from pipeline.simulator.simulation import Simulation
 
 PARTS = ("time", "accuracy", "tandem")
 KEPT = OUT / "planner-parts"
-SIZES = {32: 6, 128: 4, 1024: 2}  # GPUs to steps
+SIZES = {32: 12, 128: 8, 1024: 4}  # GPUs to steps
 ACCURACY = [(size, seed, wrong) for seed in range(40, 60) for wrong in (False, True) for size in (16, 24)]
 """GPUs that train, seed, and whether beliefs are wrong: runs of which each gives up to 5 snapshots."""
 PER_RUN, NUM_TRIED, APART = 5, 7, 0.37
@@ -161,8 +161,14 @@ class Taking(Shiftable):
         self.first: int | None = None  # in a copy: the step to be trained next
         self.start_s = 0.0
         self._taken_at = -math.inf
+        self._held_until = 0.0
 
     def plan(self, sim: Simulation) -> None:
+        if sim.now < self._held_until:
+            self._is_asked = False
+            self._alarm += 1
+            sim.at(self._held_until, self._tick, sim, self._alarm)
+            return
         seen = self.snapshot(sim)
         is_soon = sim.version < 3 or len(self.found) == PER_RUN
         if self.first is None and not is_soon and not _why_not(seen):
@@ -187,11 +193,12 @@ class Taking(Shiftable):
         }
 
     def future_s(self, sim: Simulation, seen: Snapshot, picture: Picture, num_rollout: int) -> float:
-        """What the look-ahead's value stands for, as it comes."""
+        """What the look-ahead's value stands for, as it comes: the split is held, then the planner goes on."""
         twin = copy.deepcopy(sim, {id(sim.setup): sim.setup, id(self.believed): self.believed, id(self.found): []})
         mode = twin.mode
         assert isinstance(mode, Taking)
         mode.first = sim.version + picture.is_training
+        mode._held_until = sim.now + self.settings.hold_s(picture.cycle_s)
         mode.perform(twin, Plan(reason="", moves=assign(seen, picture.free, num_rollout), cycle_s=picture.cycle_s))
         with contextlib.suppress(Reached):
             twin.run_until(mode.first + 2)
@@ -221,10 +228,12 @@ class Taking(Shiftable):
 
     def on_scored(self, sim: Simulation, step: int) -> None:
         self._look(sim)
+        self._held_until = 0.0  # other blocks are free now: the look-ahead holds nothing beyond this either
         super().on_scored(sim, step)
 
     def on_trained(self, sim: Simulation, step: int) -> None:
         self._look(sim)
+        self._held_until = 0.0
         super().on_trained(sim, step)
 
     def _look(self, sim: Simulation) -> None:
