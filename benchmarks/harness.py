@@ -72,6 +72,22 @@ def main(
     return 1 if missed else 0
 
 
+def kept(name: str, part: str, measure: Callable[[], Any]) -> Any:
+    """What was measured before under this name, in benchmarks/out/<name>-parts/; otherwise it is measured now."""
+    path = OUT / f"{name}-parts" / f"{part}.json"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_suffix(".part")
+        written.write_text(json.dumps(measure()))
+        written.rename(path)
+        print(f"{name}: measured {part}", file=sys.stderr, flush=True)
+    return json.loads(path.read_text())
+
+
+def mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def machine() -> str:
     return (
         f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"

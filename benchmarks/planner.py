@@ -1,8 +1,7 @@
 """What the planner costs, and how good its choices are: `python benchmarks/planner.py [--part NAME ...]`.
 
-Parts: `time` (five minutes), `accuracy` (an hour with 25 snapshots per group; `--snapshots`), `tandem` (ten minutes).
-What a part has measured is kept in benchmarks/out/planner-parts/ and not measured again: remove the folder to start
-anew. Keys:
+Parts: `time` (five minutes) and `accuracy` (an hour with 25 snapshots per group; `--snapshots`). What a part has
+measured is kept in benchmarks/out/planner-parts/ and not measured again: remove the folder to start anew. Keys:
 
   <part>_ms/<gpus>/<percentile>  processor milliseconds of one decision on one core, p50 and p99 of those that compare
                            candidates, in a shiftable simulation of group 1 (a block is one GPU; 32 sequences per GPU
@@ -17,56 +16,40 @@ anew. Keys:
   regret/<group>           of the candidate with the best value against the best of those tried, in cycles, mean
   bias/<group>             value minus truth, in cycles, mean
   snapshots/<group>        how many
-  tandem_mean, tandem_worst  time of a lone step under the planner over that of the best sequence of splits, minus 1,
-                           over 50 instances (seeds 0 to 49): 32 or 64 sequences, 4 to 6 GPUs, long-tailed lengths,
-                           shifts charged. The splits change at five times; all sequences of them are tried in the
-                           simulator but those that cannot beat the best so far. They know the lengths that were drawn,
-                           the planner knows their distribution. Where the planner is faster than all of them: 0
-  tandem_static            the same of the best split that never changes
-  tandem_faster            in how many instances the planner is the faster one
 """
 
 import argparse
 import contextlib
 import copy
-import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from harness import OUT, Must, main, parser, percentile
+from harness import Must, kept, main, mean, parser, percentile
 
-from pipeline.core.errors import RunError
 from pipeline.core.events import Role
 from pipeline.core.planner.lookahead import _EARLY, look_ahead
 from pipeline.core.planner.planner import Plan, _why_not, assign, decide
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.snapshot import Snapshot
-from pipeline.simulator.lengths import lognormal_mixture
-from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup, Workload, paper_setup
+from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, paper_setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
 
-PARTS = ("time", "accuracy", "tandem")
-KEPT = OUT / "planner-parts"
+PARTS = ("time", "accuracy")
 SIZES = {32: 12, 128: 8, 1024: 4}  # GPUs to steps
 ACCURACY = [(size, seed, wrong) for seed in range(40, 60) for wrong in (False, True) for size in (16, 24)]
 """GPUs that train, seed, and whether beliefs are wrong: runs of which each gives up to 5 snapshots."""
 PER_RUN, NUM_TRIED, APART = 5, 7, 0.37
-NUM_INSTANCES, NUM_SEGMENTS = 50, 5
 MUST = {
     "decision_ms/128/p99": Must(at_most=50),
     "decision_ms/1024/p99": Must(at_most=200),
     **{f"rank/{group}": Must(at_least=0.5) for group in (1, 2, 3, 4)},
     **{f"regret/{group}": Must(at_most=0.05) for group in (1, 2, 3, 4)},
-    "tandem_mean": Must(at_most=0.08),
-    "tandem_worst": Must(at_most=0.30),
 }
 
 
@@ -74,33 +57,18 @@ class Reached(Exception):
     """What a copy of a simulation was run for has happened."""
 
 
-def kept(name: str, measure: Callable[[], Any]) -> Any:
-    path = KEPT / f"{name}.json"
-    if not path.is_file():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        found = measure()
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(found))
-        part.rename(path)
-        print(name, "measured", file=sys.stderr, flush=True)
-    return json.loads(path.read_text())
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    raw: dict[str, Any] = {"load": os.getloadavg()[0], "time": {}, "accuracy": {}, "tandem": {}}
+    raw: dict[str, Any] = {"load": os.getloadavg()[0], "time": {}, "accuracy": {}}
     if "time" in args.part:
         for num, steps in SIZES.items():
-            raw["time"][str(num)] = kept(f"time-{num}", partial(decisions, num, steps))
+            raw["time"][str(num)] = kept("planner", f"time-{num}", partial(decisions, num, steps))
     if "accuracy" in args.part:
         for size, seed, wrong in ACCURACY:
             for group in args.group:
                 found = raw["accuracy"].setdefault(str(group), [])
                 if len(found) < args.snapshots:
                     name = f"accuracy-{group}-{size}-{seed}-{'wrong' if wrong else 'true'}"
-                    found += kept(name, partial(taken, group, size, seed, wrong))
-    if "tandem" in args.part:
-        for seed in range(NUM_INSTANCES):
-            raw["tandem"][str(seed)] = kept(f"tandem-{seed}", partial(tandem, seed))
+                    found += kept("planner", name, partial(taken, group, size, seed, wrong))
     return raw
 
 
@@ -267,145 +235,6 @@ def rank_correlation(a: list[float], b: list[float]) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-# --- tandem
-
-
-class Planned(Shiftable):
-    def on_scored(self, sim: Simulation, step: int) -> None:
-        raise Reached
-
-
-class Scripted:
-    """Splits from outside; in the beginning all blocks roll out, as in a shiftable run."""
-
-    staleness = 0
-    judges_together = False
-
-    def begin(self, sim: Simulation) -> None:
-        sim.train_blocks = sim.blocks[-1:]
-        for block in sim.blocks:
-            sim.bind(block, Role.ROLLOUT, at_once=True)
-
-    def may_admit(self, sim: Simulation, step: int) -> bool:
-        return True
-
-    def on_admitted(self, sim: Simulation, step: int) -> None: ...
-
-    def on_rolled_out(self, sim: Simulation, step: int) -> None: ...
-
-    def on_scored(self, sim: Simulation, step: int) -> None:
-        raise Reached
-
-    def on_trained(self, sim: Simulation, step: int) -> None: ...
-
-
-def pause() -> None:
-    raise TimeoutError
-
-
-def split(sim: Simulation, num_rollout: int) -> None:
-    """The fewest moves; of these, blocks that run the least."""
-    have = [block for block in sim.blocks if block.role is Role.ROLLOUT]
-    old, new, num = Role.ROLLOUT, Role.REWARD, len(have) - num_rollout
-    if num < 0:
-        old, new, num = new, old, -num
-    running = {block.index: sum(r.num_running for r in block.replicas) for block in sim.blocks}
-    blocks = sorted((b for b in sim.blocks if b.role is old), key=lambda b: (running[b.index], -b.index))
-    for block in blocks[:num]:
-        sim.bind(block, new)
-
-
-def least_s(sim: Simulation) -> float:
-    """Of what is left: each sequence alone on a replica."""
-    setup = sim.setup
-    alone = {r: setup.role(r).iteration.iteration_s(1, setup.workload.prefix_tokens(r)) for r in INFERENCE}
-    most = 0.0
-    for role in INFERENCE:
-        left: list[tuple[float, float]] = [
-            (replica.length(s) - replica.generated(s), s.num_verdict)
-            for replica in sim.replicas[role]
-            for s in (entry[2] for entry in replica.running)
-        ]
-        left += [
-            ((s.num_response if role is Role.ROLLOUT else s.num_verdict) - s.generated, s.num_verdict)
-            for s in sim.queues[role].waiting()
-        ]
-        verdict_s = alone[Role.REWARD] if role is Role.ROLLOUT else 0.0
-        most = max([most, *(tokens * alone[role] + verdict * verdict_s for tokens, verdict in left)])
-    return most
-
-
-class Search:
-    def __init__(self, best_s: float) -> None:
-        self.best_s, self.segment_s = best_s, best_s / NUM_SEGMENTS
-        self.num_tried = 0
-
-    def run(self, sim: Simulation, segment: int) -> None:
-        now = sum(block.role is Role.ROLLOUT for block in sim.blocks)
-        for k in sorted(range(len(sim.blocks) + 1), key=lambda k: abs(k - now)):
-            self.num_tried += 1
-            twin = copy.deepcopy(sim, {id(sim.setup): sim.setup})
-            split(twin, k)
-            is_last = segment == NUM_SEGMENTS - 1
-            twin.at(self.best_s if is_last else (segment + 1) * self.segment_s, pause)
-            try:
-                twin.run_until(1)
-            except Reached:
-                self.best_s = min(self.best_s, twin.now)
-            except RunError:
-                pass  # a role that has work has no block
-            except TimeoutError:
-                for replicas in twin.replicas.values():
-                    for replica in replicas:
-                        replica.advance(twin.now)
-                if not is_last and twin.now + least_s(twin) < self.best_s:
-                    self.run(twin, segment + 1)
-
-
-def instance(seed: int) -> tuple[Setup, int]:
-    rng = np.random.default_rng([77, seed])
-    num_blocks = 4 + seed % 3
-    work = Workload(
-        num_prompts=int(rng.choice([32, 64])),
-        num_each=1,
-        rollout=lognormal_mixture([(1.0, float(rng.uniform(800, 2500)), float(rng.uniform(0.8, 1.2)))], 16_384),
-        verdict=lognormal_mixture([(1.0, float(rng.uniform(400, 2000)), float(rng.uniform(0.4, 0.8)))], 8192),
-    )
-    base = paper_setup(1, "h800", num_gpus=8)
-    return replace(base, num_gpus=num_blocks, workload=work, max_num_seqs=int(rng.choice([2, 4, 8]))), num_blocks
-
-
-def tandem(seed: int) -> dict[str, float]:
-    setup, num_blocks = instance(seed)
-    planned = Simulation(setup, Planned(setup, train_gpus=1, staleness=0), seed=seed, num_steps=1)
-    planned_s = until(planned)
-    static_s = math.inf
-    for k in range(1, num_blocks):
-        static = Simulation(setup, Scripted(), seed=seed, num_steps=1)
-        static.at(0.0, split, static, k)
-        static_s = min(static_s, until(static))
-    search = Search(min(planned_s, static_s))
-    first = Simulation(setup, Scripted(), seed=seed, num_steps=1)
-    first.at(0.0, pause)
-    try:
-        first.run_until(1)
-    except TimeoutError:
-        search.run(first, 0)
-    return {
-        "planned_s": planned_s,
-        "static_s": static_s,
-        "best_s": search.best_s,
-        "tried": search.num_tried,
-        "blocks": num_blocks,
-    }
-
-
-def until(sim: Simulation) -> float:
-    with contextlib.suppress(Reached):
-        sim.run_until(1)
-    return sim.now
-
-
 # --- figures
 
 
@@ -431,20 +260,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
             [float(np.mean(np.subtract(row["value_s"], row["true_s"]))) / row["cycle_s"] for row in rows]
         )
         found[f"snapshots/{group}"] = len(rows)
-    if raw["tandem"]:
-        rows = list(raw["tandem"].values())
-        losses = [row["planned_s"] / row["best_s"] - 1 for row in rows]
-        found |= {
-            "tandem_mean": mean(losses),
-            "tandem_worst": max(losses),
-            "tandem_static": mean([row["static_s"] / row["best_s"] - 1 for row in rows]),
-            "tandem_faster": sum(loss <= 0 for loss in losses),
-        }
     return found
-
-
-def mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 if __name__ == "__main__":
