@@ -151,16 +151,20 @@ class Taking(Shiftable):
         outcome = look_ahead(picture, tried, self.settings)
         spread = np.unique(np.round(np.linspace(0, len(tried) - 1, NUM_TRIED)).astype(int)).tolist()
         chosen = sorted({*spread, int(np.argmin(outcome.value_s))})
+        futures = [self.future(sim, seen, picture, int(tried[i])) for i in chosen]
         return {
             "at_s": sim.now,
             "cycle_s": picture.cycle_s,
             "is_training": picture.is_training,
             "num_rollout": tried[chosen].tolist(),
             "value_s": outcome.value_s[chosen].tolist(),
-            "true_s": [self.future_s(sim, seen, picture, int(tried[i])) for i in chosen],
+            "start_s": outcome.train_start_s[chosen].tolist(),
+            "next_s": outcome.next_start_s[chosen].tolist(),
+            "true_s": [f["next_s"] + _EARLY * f["start_s"] + self.settings.kappa * f["left_s"] for f in futures],
+            "futures": futures,
         }
 
-    def future_s(self, sim: Simulation, seen: Snapshot, picture: Picture, num_rollout: int) -> float:
+    def future(self, sim: Simulation, seen: Snapshot, picture: Picture, num_rollout: int) -> dict[str, float]:
         """What the look-ahead's value stands for, as it comes: the split is held, then the planner goes on."""
         twin = copy.deepcopy(sim, {id(sim.setup): sim.setup, id(self.believed): self.believed, id(self.found): []})
         mode = twin.mode
@@ -171,7 +175,7 @@ class Taking(Shiftable):
         with contextlib.suppress(Reached):
             twin.run_until(mode.first + 2)
         left_s = self.left_slot_s(twin, mode.first + 2, picture) / twin.setup.num_gpus
-        return twin.now - sim.now + _EARLY * (mode.start_s - sim.now) + self.settings.kappa * left_s
+        return {"start_s": mode.start_s - sim.now, "next_s": twin.now - sim.now, "left_s": left_s}
 
     @staticmethod
     def left_slot_s(sim: Simulation, step: int, picture: Picture) -> float:
