@@ -2,33 +2,18 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 from pipeline.simulator.forecast import Forecast
-from pipeline.simulator.plots import as_svg, size_px, throughput_figure, timeline_figure, utilisation_figure
+from pipeline.simulator.plots import Picture, as_svg, size_px, throughput_figure, timeline_figure, utilisation_figure
 from pipeline.simulator.series import timeline, utilisation
 from pipeline.simulator.study import IDLE_STATES, Study, best, growth, idle_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _SHOWN_STEPS = 4
 _WORDS = ' class="text"'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    name: str
-    """For a file: letters, digits, - and _."""
-    heading: str
-    """Of its section; pictures that follow each other may share one."""
-    caption: str
-    figure: "Figure"
 
 
 def pictures(study: Study) -> Iterator[Picture]:

@@ -7,6 +7,7 @@ without colour. Everything is drawn on white.
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +51,16 @@ _MODES = (
     _Look(_SKY, (0, (2, 2)), "|||"),
 )
 """In the order of the rows; a seventh mode looks like the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    name: str
+    """For a file: letters, digits, - and _."""
+    heading: str
+    """Of its section; pictures that follow each other may share one."""
+    caption: str
+    figure: "Figure"
 
 
 def throughput_figure(

@@ -112,12 +112,12 @@ def test_idle_and_busy_are_all_of_the_time(setup: Setup, pool: Result) -> None:
 
 def test_a_training_that_goes_on_after_the_end_counts_up_to_it() -> None:
     """Where training is the bottleneck, the next one begins as the last counted one ends."""
-    setup = paper_setup(4, "h800", num_gpus=32, num_sequences=128)
-    schedule = Schedule(mode=ModeName.DISAGGREGATED, rollout=8, reward=8, train=16)
+    setup = paper_setup(3, "h20", num_sequences=128)
+    schedule = Schedule(mode=ModeName.DISAGGREGATED, rollout=16, reward=8, train=8)
     result = simulate(setup, schedule, num_steps=STEPS, is_traced=True)
     end = result.steps[-1].trained_s or 0.0
     assert max(w.end_s for w in result.usage.trace) > end
-    within = sum((min(w.end_s, end) - w.start_s) * 16 for w in result.usage.trace if w.role is Role.TRAIN)
+    within = sum((min(w.end_s, end) - w.start_s) * 8 for w in result.usage.trace if w.role is Role.TRAIN)
     assert result.busy["train"] == pytest.approx(within / (end * 32))
 
 
