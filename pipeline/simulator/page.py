@@ -1,7 +1,7 @@
 """A study as one HTML page that needs nothing else: its style is in it, and its plots are, as SVG."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -67,6 +67,7 @@ def page(study: Study, shown: Sequence[Picture]) -> str:
         title=escape(study.title),
         answer=_answer(study),
         table=_table(study),
+        idle_table=_idle_table(study),
         idle=_paragraphs(
             f"{n} GPUs, {row.schedule}: {idle_text(row)}." for n, rows in study.rows.items() if (row := best(rows))
         ),
@@ -92,19 +93,35 @@ def _answer(study: Study) -> str:
 
 
 def _table(study: Study) -> str:
-    header = [("GPUs", False), ("mode, best split", True), ("staleness", False), ("sequences/s", False)]
-    header += [("step", False), ("idle", False), *((f"idle: {state}", False) for state in IDLE_STATES)]
-    header += [("shifts/step", False), ("of bound", False)]
-    cells, is_best = [], []
-    for num_gpus, rows in study.rows.items():
-        for row in rows:
-            is_best.append(row is best(rows))
-            texts = [str(num_gpus), row.schedule, str(row.staleness), f"{row.sequences_per_s:.2f}"]
-            texts += [f"{row.step_s:.3g} s", f"{row.idle:.0%}"]
-            texts += [f"{abs(row.idle_by.get(state, 0.0)):.0%}" for state in IDLE_STATES]
-            texts += [f"{row.shifts_per_step:.1f}", f"{row.of_tail_bound:.0%}"]
-            cells.append([(text, is_text) for text, (_, is_text) in zip(texts, header, strict=True)])
-    return _rows(header, cells, is_best)
+    names = ("staleness", "sequences/s", "step", "idle", "shifts/step", "of bound")
+    return _modes(
+        study,
+        names,
+        lambda row: (
+            str(row.staleness),
+            f"{row.sequences_per_s:.2f}",
+            f"{row.step_s:.3g} s",
+            f"{row.idle:.0%}",
+            f"{row.shifts_per_step:.1f}",
+            f"{row.of_tail_bound:.0%}",
+        ),
+    )
+
+
+def _idle_table(study: Study) -> str:
+    return _modes(
+        study,
+        ("idle", *IDLE_STATES),
+        lambda row: (f"{row.idle:.0%}", *(f"{abs(row.idle_by.get(state, 0.0)):.0%}" for state in IDLE_STATES)),
+    )
+
+
+def _modes(study: Study, names: Sequence[str], figures: Callable[[Forecast], Sequence[str]]) -> str:
+    """One line per row of the study. `figures` has as many texts as there are `names`."""
+    header = [("GPUs", False), ("mode, best split", True), *((name, False) for name in names)]
+    rows = [(num_gpus, row) for num_gpus, rows in study.rows.items() for row in rows]
+    cells = [[(str(n), False), (row.schedule, True), *((text, False) for text in figures(row))] for n, row in rows]
+    return _rows(header, cells, [row is best(study.rows[n]) for n, row in rows])
 
 
 def _rows(
@@ -119,7 +136,8 @@ def _rows(
     marks = [' class="best"' if mark else "" for mark in is_best] or [""] * len(rows)
     head = f"<thead>{line(header, 'th')}</thead>" if header else ""
     body = "\n".join(line(cells, "td", mark) for cells, mark in zip(rows, marks, strict=True))
-    return f"<table>{head}\n<tbody>\n{body}\n</tbody></table>"
+    kind = ' class="figures"' if header else ""
+    return f"<table{kind}>{head}\n<tbody>\n{body}\n</tbody></table>"
 
 
 def _figures(shown: Sequence[Picture]) -> Iterator[str]:
