@@ -13,6 +13,11 @@ from pipeline.simulator.study import IDLE_STATES, Study, best, growth, idle_text
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _SHOWN_STEPS = 4
+_KEY = (
+    " Above: what each role processes, its tokens per second by their mean number in a sequence. Below: GPUs ready for "
+    "each role, and in grey those on their way to one. Dashed lines: GPUs set out for another role; triangles: a "
+    "version of the policy is published."
+)
 _WORDS = ' class="text"'
 
 
@@ -34,7 +39,8 @@ def pictures(study: Study) -> Iterator[Picture]:
 def _pictures_of(study: Study, num_gpus: int, rows: Sequence[Forecast]) -> Iterator[Picture]:
     if not rows:
         return
-    setup, used, drawn = study.setups[num_gpus], {}, []
+    setup, used = study.setups[num_gpus], {}
+    drawn: list[Picture] = []
     heading = f"{num_gpus} GPUs over time"
     for row in rows:
         result = row.run(seed=0, is_traced=True)
@@ -43,9 +49,7 @@ def _pictures_of(study: Study, num_gpus: int, rows: Sequence[Forecast]) -> Itera
             Picture(
                 name=f"timeline-{num_gpus}-{row.mode}",
                 heading=heading,
-                caption=f"{row.schedule} on {num_gpus} GPUs, {_SHOWN_STEPS} steps with seed 0. Above: what each role "
-                "processes, its tokens per second by their mean number in a sequence. Below: GPUs ready for each "
-                "role. Dashed lines: GPUs set out for another role; triangles: a version of the policy is published.",
+                caption=f"{row.schedule} on {num_gpus} GPUs, {_SHOWN_STEPS} steps with seed 0.{'' if drawn else _KEY}",
                 figure=timeline_figure(
                     timeline(setup, result, num_steps=_SHOWN_STEPS), title=f"{num_gpus} GPUs: {row.schedule}"
                 ),

@@ -42,15 +42,15 @@ _STATES = {
     Role.TRAIN.value: _Look(_GREEN, (0, (1, 1)), "\\\\\\"),
     LOST: _Look("#222222", "-", ""),
 }
-_MODES = (
-    _Look(_BLUE, "-", ""),
-    _Look(_ORANGE, (0, (5, 1)), "///"),
-    _Look(_GREEN, (0, (1, 1)), "\\\\\\"),
-    _Look(_PINK, (0, (4, 1, 1, 1)), "---"),
-    _Look(_RED, (0, (8, 2)), "xxx"),
-    _Look(_SKY, (0, (2, 2)), "|||"),
-)
-"""In the order of the rows; a seventh mode looks like the first."""
+_MODES = {
+    "colocated": _Look(_BLUE, "-", ""),
+    "disaggregated": _Look(_ORANGE, (0, (5, 1)), "///"),
+    "rollout_reward_colocated": _Look(_GREEN, (0, (1, 1)), "\\\\\\"),
+    "trainer_pool": _Look(_PINK, (0, (4, 1, 1, 1)), "---"),
+    "shiftable": _Look(_RED, (0, (8, 2)), "xxx"),
+}
+"""The same in all plots, whichever of them are there."""
+_OTHER = _Look(_SKY, (0, (2, 2)), "|||")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def throughput_figure(
             if mode not in by_mode:
                 panel.text(0, place, " does not fit", va="center", fontsize=_FONT - 1, color="#555555")
                 continue
-            look, value = _MODES[place % len(_MODES)], by_mode[mode]
+            look, value = _MODES.get(mode, _OTHER), by_mode[mode]
             panel.barh(place, value, 0.72, color=_light(look.colour), edgecolor=look.colour, hatch=look.hatch)
             weight = "bold" if value == most else "normal"
             panel.text(value, place, f" {value:.2f}", va="center", fontsize=_FONT, fontweight=weight)
@@ -135,8 +135,8 @@ def utilisation_figure(by_mode: Mapping[str, Array], *, title: str) -> "Figure":
     _title(panel, title)
     most = max([1.0, *(float(np.quantile(values, 0.99)) for values in by_mode.values())])
     levels = np.linspace(0, most, 401)
-    for place, (mode, values) in enumerate(by_mode.items()):
-        look = _MODES[place % len(_MODES)]
+    for mode, values in by_mode.items():
+        look = _MODES.get(mode, _OTHER)
         label = f"{_words(mode)} (mean {values.mean():.0%})"
         panel.plot(
             100 * levels, 100 * share_of_time(values, levels), color=look.colour, linestyle=look.dashes, label=label
@@ -194,6 +194,7 @@ def _stack(panel: "Axes", shown: Timeline) -> None:
             zorder=4,
         )
     panel.set_ylim(0, total)
+    panel.set_yticks([total * i // 4 for i in range(5)] if total % 4 == 0 else [0, total])
 
 
 _NARROW, _WIDE, _LOW = 0.018, 0.1, 0.1

@@ -91,9 +91,9 @@ def _place(state: str) -> str:
 
 
 def _model(path: str, parameters: float, num_gpus: int) -> str:
-    return (
-        f"{path}: {parameters / 1e9:.3g} billion parameters, {num_gpus} {'GPU' if num_gpus == 1 else 'GPUs'} a replica"
-    )
+    name = path if Path(path).is_dir() else Path(path).name  # a known model has no folder
+    gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+    return f"{name}: {parameters / 1e9:.3g} billion parameters, {gpus} a replica"
 
 
 def _tokens(lengths: Lengths) -> str:
