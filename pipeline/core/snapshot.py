@@ -1,10 +1,14 @@
 """What the planner sees of a run: one frozen picture, made by the monitor. It can be written as JSON and read back.
 
+Every number in it is finite.
+
 Sequences are counted by step and by *age*, the tokens that the role which serves them has generated: bin i of `ages`
 stands for i * bin_tokens, and a sequence between two bins counts in both, in proportion.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from pipeline.core.events import Role
 from pipeline.core.iteration import IterationCost
@@ -16,7 +20,7 @@ class Crowd:
 
     step: int
     num_waiting: float
-    """Without a token of this role."""
+    """Without a token of this role; also those that wait for the rest of their step."""
     ages: tuple[float, ...]  # [num_bins]
     """Of those that run, and of those that ran, were aborted and wait to go on."""
 
@@ -40,7 +44,7 @@ class RoleView:
     survival: tuple[float, ...]  # [num_bins + 1]
     """The share of sequences that become longer than i * bin_tokens. The last is 0."""
     crowds: tuple[Crowd, ...]
-    """Of each step that is not done, in their order."""
+    """Of each step that is not all judged, in their order: the same steps in both roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +94,38 @@ class Snapshot:
     reward: RoleView
     train: TrainView
     shift_s: dict[Role, float]
-    """Until a block serves its new role, from the moment it leaves an old one."""
-    last_shift_s: float
-    """When a block last changed between the inference roles; -inf: never."""
+    """Until a block serves its new role, from the moment it leaves an inference role."""
+    release_s: float = 0.0
+    """So much more, if it leaves training."""
+    last_shift_s: float | None = None
+    """When a block last changed between the inference roles; None: never."""
     cycle_s: float = 0.0
     """Between the last versions, per version, as measured; 0: not yet."""
 
     def role(self, role: Role) -> RoleView:
         return self.rollout if role is Role.ROLLOUT else self.reward
+
+    def to_json(self) -> str:
+        """Raises ValueError for a number that JSON does not have."""
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> "Snapshot":
+        """Equal to what `to_json` was asked of."""
+        found = json.loads(text)
+        found["blocks"] = tuple(_block(block) for block in found["blocks"])
+        found["rollout"], found["reward"] = _role(found["rollout"]), _role(found["reward"])
+        train = found["train"]
+        found["train"] = TrainView(**{**train, "block_indices": tuple(train["block_indices"])})
+        found["shift_s"] = {Role(role): seconds for role, seconds in found["shift_s"].items()}
+        return Snapshot(**found)
+
+
+def _block(found: dict[str, Any]) -> BlockView:
+    return BlockView(**{**found, "role": None if found["role"] is None else Role(found["role"])})
+
+
+def _role(found: dict[str, Any]) -> RoleView:
+    crowds = tuple(Crowd(**{**crowd, "ages": tuple(crowd["ages"])}) for crowd in found["crowds"])
+    cost, survival = IterationCost(**found["cost"]), tuple(found["survival"])
+    return RoleView(**{**found, "cost": cost, "survival": survival, "crowds": crowds})

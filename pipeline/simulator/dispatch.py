@@ -36,6 +36,10 @@ class WaitingQueue:
     def pop(self) -> Sequence:
         return heapq.heappop(self._heap)[3]
 
+    def ages(self) -> list[tuple[int, float]]:
+        """Step and tokens of each, in no order."""
+        return [(entry[0], -entry[1]) for entry in self._heap]
+
     def waiting(self) -> list[Sequence]:
         return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
 

@@ -68,6 +68,13 @@ class Replica:
     num_tokens: float = 0.0
     num_preempted: int = 0
     num_prefilled: float = 0.0
+    read_tokens: float = 0.0
+    """Contexts of all iterations, in sum."""
+    num_started: int = 0
+    """Sequences that came without a token of this role."""
+    started_tokens: float = 0.0
+    """Their contexts, in sum."""
+    started_prefill_tokens: float = 0.0
     noted_at: float = 0.0
     """Up to which time its work is in the trace."""
     noted_tokens: float = 0.0
@@ -111,6 +118,7 @@ class Replica:
             num = self.cost.num_iterations(now - start, len(self.running), self.context)
             if math.isfinite(num):
                 self.stepped += num
+                self.read_tokens += num * (self.context + len(self.running) * num / 2)
                 self.context += len(self.running) * num
                 self.num_tokens += len(self.running) * num
             self.decode_s += now - start
@@ -124,6 +132,10 @@ class Replica:
         key = (sequence.step, sequence.group)
         shared = self.prefix_tokens if self.shares_prefix and self.groups[key] else 0
         self._prefill(context - shared, now)
+        if not sequence.generated:
+            self.num_started += 1
+            self.started_tokens += context
+            self.started_prefill_tokens += context - shared
         self.context += context
         self.doubled += shared
         self.groups[key] += 1

@@ -21,7 +21,7 @@ from pipeline.simulator.dispatch import Dispatch, LeastLoaded, WaitingQueue
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.setup import INFERENCE, Setup
 
-_NUM_AHEAD = 3
+NUM_AHEAD = 3
 """Steps admitted beyond the last one counted, so that the end looks like the middle."""
 
 
@@ -79,7 +79,10 @@ class Simulation:
         self._dispatch = {role: dispatch(setup.max_prefill_backlog_s) for role in INFERENCE}
         self._is_begun = False
         self._train_alarm = 0
-        self._finished: list[Sequence] = []
+        self.held_back: list[Sequence] = []
+        """Responses that wait for the rest of their step."""
+        self.finishes: list[tuple[Role, int, float]] | None = None
+        """Role, step and length of what ended since an observer looked; None: there is none."""
         self._settling: set[Role] = set()
         self._uneven: set[Role] = set()  # replicas came, and the queue has not been empty since
         for scenario in scenarios:
@@ -146,7 +149,7 @@ class Simulation:
         """All steps that staleness and mode allow. Asked again when a rollout ends or a version is published; a mode
         that waits for a time asks itself."""
         while (
-            len(self.steps) < self.num_steps + _NUM_AHEAD
+            len(self.steps) < self.num_steps + NUM_AHEAD
             and self.version >= len(self.steps) - self.mode.staleness
             and self.mode.may_admit(self, len(self.steps))
         ):
@@ -195,6 +198,8 @@ class Simulation:
         done, out = replica.finished(), replica.preempted()
         self.queues[replica.role].put(out)
         self._dispatch[replica.role].offer(replica)  # first: the end of a response may admit a step
+        if self.finishes is not None:
+            self.finishes += [(replica.role, s.step, replica.length(s)) for s in done]
         for sequence in done:
             self._finish(replica.role, sequence)
         if replica.is_dead:  # its GPUs were taken for what follows the step's last sequence
@@ -207,7 +212,7 @@ class Simulation:
         step = self.steps[sequence.step]
         if role is Role.ROLLOUT:
             is_last = step.count_rolled_out(self.now)
-            self._finished.append(sequence)
+            self.held_back.append(sequence)
             if is_last or not self.mode.judges_together:
                 self._hand_over(sequence.step)
             self.admit()
@@ -220,8 +225,8 @@ class Simulation:
 
     def _hand_over(self, step: int) -> None:
         """Its finished responses to the judge."""
-        self.queues[Role.REWARD].put(s for s in self._finished if s.step == step)
-        self._finished = [s for s in self._finished if s.step != step]
+        self.queues[Role.REWARD].put(s for s in self.held_back if s.step == step)
+        self.held_back = [s for s in self.held_back if s.step != step]
 
     def _advance(self, replica: Replica) -> None:
         replica.advance(self.now)
