@@ -244,6 +244,7 @@ class Simulation:
 
     def _wake(self, block: Block, delay: float) -> None:
         block.ready_at = self.now + delay
+        self.usage.note_binding(self.now, block, block.role, block.ready_at)
         self.at(block.ready_at, self._up, block, block.role, block.ready_at)
 
     def _up(self, block: Block, role: Role, when: float) -> None:
@@ -296,6 +297,7 @@ class Simulation:
             if block.node != scenario.node:
                 continue
             block.is_lost = True
+            self.usage.note_binding(self.now, block, None, self.now)
             for replica in block.replicas:
                 out = self._end(replica)
                 unsaved = self.setup.flush_s / replica.cost.iteration_s(max(1, len(out)), 0) if out else 0.0
