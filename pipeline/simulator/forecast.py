@@ -11,10 +11,17 @@ from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
-from pipeline.simulator.modes import Admission, ModeName, static_schedules
+from pipeline.simulator.modes import (
+    Admission,
+    ModeName,
+    Schedule,
+    shiftable_schedule,
+    static_schedules,
+    train_sizes,
+)
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
-from pipeline.simulator.setup import Setup, Workload
+from pipeline.simulator.setup import Beliefs, Setup, Workload
 
 _CLOSE = 0.92
 """Schedules this close to the best of their mode on the first seed are run on the others too."""
@@ -97,22 +104,27 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
 
 def forecast(config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
     """In the order of `modes`; modes none of whose training states fit, and those without a split, are left out."""
-    found = [best_of(static_candidates(config, setup, mode), num_seeds) for mode in modes]
+    found = [best_of(candidates(config, setup, mode), num_seeds) for mode in modes]
     return [row for row in found if row is not None]
 
 
-def static_candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
+def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
     """With the configuration's staleness, which is 0 for colocated, and its `placement.admission`."""
     judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
     schedules = [
         replace(s, judging=judging, staleness=min(s.staleness, staleness))
-        for s in static_schedules(setup)
+        for s in [*static_schedules(setup), *(shiftable_schedule(setup, size) for size in train_sizes(setup))]
         if s.mode is mode and setup.train.fits(s.train)
     ]
     return [
-        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(simulate, setup, s))
+        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s))
         for s in schedules
     ]
+
+
+def _run(setup: Setup, schedule: Schedule, *, seed: int, is_traced: bool = False) -> Result:
+    """What a planner believes is wrong in another way with each seed."""
+    return simulate(setup, schedule, seed=seed, beliefs=Beliefs.draw(seed), is_traced=is_traced)
 
 
 def best_of(candidates: Sequence[Candidate], num_seeds: int) -> Forecast | None:

@@ -65,6 +65,7 @@ class Schedule:
                 train_gpus=self.train,
                 staleness=self.staleness,
                 num_before=self.admission.needs(believed.workload.num_sequences),
+                judges_together=self.judging is Admission.BARRIER,
                 settings=settings,
             )
         return _POLICIES[self.mode](self)

@@ -14,8 +14,6 @@ class Shiftable:
     """A step that is judged trains at once, on `train_gpus`; the planner splits all other GPUs between rollout and
     reward. It is asked when a step is admitted, rolled out, judged or trained, and every tick."""
 
-    judges_together = False
-
     def __init__(
         self,
         believed: Setup,
@@ -23,11 +21,12 @@ class Shiftable:
         train_gpus: int,
         staleness: int = 1,
         num_before: int = 0,
+        judges_together: bool = False,
         settings: PlannerSettings = DEFAULT,
     ) -> None:
         """`believed`: the setup as the planner believes it to be; `num_before`: responses of a step that must be there
         before the next one is admitted."""
-        self.believed, self.settings = believed, settings
+        self.believed, self.settings, self.judges_together = believed, settings, judges_together
         self.train_gpus, self.staleness, self.num_before = train_gpus, staleness, num_before
         self.plans: list[tuple[float, Plan]] = []
         self._alarm = 0

@@ -10,7 +10,7 @@ import yaml
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
 from pipeline.simulator.forecast import Candidate, best_of, forecast, setup_of
-from pipeline.simulator.modes import Admission, ModeName, static_schedules
+from pipeline.simulator.modes import ModeName, static_schedules
 from pipeline.simulator.result import Result, simulate
 from tests.cli.conftest import Pivot, pivot
 
@@ -73,9 +73,9 @@ def test_each_mode_comes_with_its_best_split(config: Path) -> None:
         assert row.step_s == pytest.approx(16 / row.sequences_per_s, rel=0.05)
         assert sum(row.idle_by.values()) == pytest.approx(row.idle) and min(row.idle_by.values()) > -1e-3
     assert rows == forecast(loaded, setup, ModeName, 2)
-    assert [row.staleness for row in rows] == [0, 1, 1, 1]
+    assert [row.staleness for row in rows] == [0, 1, 1, 1, 1]
     strict, barrier = (
-        forecast(load_files([config], [f"placement.admission={a}"]), setup, ModeName, 2) for a in Admission
+        forecast(load_files([config], [f"placement.admission={a}"]), setup, ModeName, 2) for a in ("stream", "barrier")
     )
     assert {row.staleness for row in (*strict, *barrier)} == {0}
     assert rows[1].step_s < strict[1].step_s < barrier[1].step_s
@@ -103,7 +103,7 @@ def test_training_that_does_not_fit_is_left_out(config: Path) -> None:
     large = load_files([config], ["model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4"])
     found = forecast(large, setup_of(large, gpu="h200", num_gpus=16), ModeName, 1)
     # 14 bytes x 72.7e9 parameters are 64 GB on each of 16 GPUs of 141, and 127 GB on each of 8.
-    assert [row.mode for row in found] == [ModeName.COLOCATED]
+    assert [row.mode for row in found] == [ModeName.COLOCATED, ModeName.SHIFTABLE]
 
 
 def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None:
