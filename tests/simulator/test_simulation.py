@@ -289,7 +289,7 @@ def test_every_static_schedule_is_one_that_runs(group: int) -> None:
     setup = replace(paper_setup(group, "h200"), workload=SMALL)
     schedules = static_schedules(setup)
     assert len({str(s) for s in schedules}) == len(schedules) >= 13
-    assert {s.mode for s in schedules} == set(ModeName)
+    assert {s.mode for s in schedules} == set(ModeName) - {ModeName.SHIFTABLE}
     for each in schedules[:: 4 if group < 4 else 1]:
         assert simulate(setup, each, num_steps=4, num_skipped=1).sequences_per_s > 0
 
