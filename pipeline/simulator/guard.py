@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.modes import (
-    Admission,
     ModeName,
     Schedule,
     shiftable_schedule,

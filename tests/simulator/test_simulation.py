@@ -12,11 +12,12 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.events import Role
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode, SlowGpu
 from pipeline.simulator.dispatch import LeastLoaded
 from pipeline.simulator.engine import Replica
 from pipeline.simulator.lengths import lognormal_mixture, measured_lengths
-from pipeline.simulator.modes import Admission, ModeName, Schedule, static_schedules
+from pipeline.simulator.modes import ModeName, Schedule, static_schedules
 from pipeline.simulator.result import Bounds, Result, measure, simulate, window
 from pipeline.simulator.setup import Beliefs, Setup, Workload, paper_setup
 from pipeline.simulator.simulation import Simulation
