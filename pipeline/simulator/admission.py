@@ -8,8 +8,6 @@ from pipeline.simulator.simulation import Simulation
 class Admission(StrEnum):
     STREAM = "stream"
     """As soon as the staleness bound allows it."""
-    HALF = "half"
-    """When half of the responses of the step before are there."""
     PAIRS = "pairs"
     """An even step when the one before is judged: at staleness 1 two steps roll out together, in larger batches, and
     train one after the other."""
@@ -21,5 +19,4 @@ class Admission(StrEnum):
             return True
         if self is Admission.PAIRS:
             return step % 2 == 1 or sim.is_scored(step - 1)
-        before = sim.steps[step - 1]
-        return before.num_rolled_out >= before.num_sequences // (2 if self is Admission.HALF else 1)
+        return sim.is_rolled_out(step - 1)

@@ -66,7 +66,7 @@ def choose(believed: Setup, *, settings: PlannerSettings = DEFAULT, staleness: i
     shiftable = [s for s in found if s.mode is ModeName.SHIFTABLE]
     if shiftable:
         top = max(shiftable, key=lambda s: found[s])
-        run([shiftable_schedule(believed, top.train, Admission.HALF)])
+        run([shiftable_schedule(believed, top.train, Admission.STREAM)])
         top = max((s for s in found if s.mode is ModeName.SHIFTABLE), key=lambda s: found[s])
         if found[top] > MARGIN * found[best]:
             best = top

@@ -154,7 +154,7 @@ def train_sizes(setup: Setup) -> list[int]:
     return list(range(unit, setup.num_gpus + 1, unit))
 
 
-def shiftable_schedule(setup: Setup, train: int, admission: Admission = Admission.STREAM) -> Schedule:
+def shiftable_schedule(setup: Setup, train: int, admission: Admission = Admission.PAIRS) -> Schedule:
     return Schedule(mode=ModeName.SHIFTABLE, rollout=setup.num_gpus, train=train, admission=admission)
 
 
