@@ -57,7 +57,7 @@ class Crowds:
         before = self.running_rck
         age = self.age_rcks + np.minimum((tokens_rck / self._tokens)[..., None], self._bins)  # none lives longer
         self.starts_rcks = np.where(age >= self._bins, 0.0, self.starts_rcks)
-        self.age_rcks = np.where(age >= self.size - 1, age - self.size, age)
+        self.age_rcks = (age + 1) % self.size - 1  # a long time step may take a slot around the ring more than once
         self._look()
         return before - self.running_rck
 
