@@ -29,6 +29,7 @@ class Waits(Protocol):
     @property
     def generated(self) -> float:
         """Tokens, by the role that serves it."""
+
     @property
     def id(self) -> Any:
         """In order of submission."""
@@ -44,6 +45,7 @@ class ReplicaView(Protocol[S_contra]):
     @property
     def index(self) -> int:
         """Decides ties."""
+
     @property
     def num_running(self) -> int: ...
     @property
@@ -51,15 +53,19 @@ class ReplicaView(Protocol[S_contra]):
     @property
     def context(self) -> float:
         """Tokens that an iteration reads."""
+
     @property
     def held(self) -> float:
         """Tokens in its cache."""
+
     @property
     def kv_tokens(self) -> float:
         """That fit in."""
+
     @property
     def prefilled_at(self) -> float:
         """When the prefill that it took is done."""
+
     @property
     def cost(self) -> IterationCost | None:
         """None: not known."""
@@ -106,24 +112,18 @@ class WaitingQueue(Generic[S]):
     """The sequences that wait for one role: oldest step first, in it those with most tokens, then as submitted."""
 
     def __init__(self, sequences: Iterable[S] = ()) -> None:
-        self._heap: list[tuple[int, float, Any, S]] = []
+        self.heap: list[tuple[int, float, Any, S]] = []
         self.put(sequences)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def put(self, sequences: Iterable[S]) -> None:
         for s in sequences:
-            heapq.heappush(self._heap, (s.step, -s.generated, s.id, s))
-
-    def first(self) -> S:
-        return self._heap[0][3]
-
-    def pop(self) -> S:
-        return heapq.heappop(self._heap)[3]
+            heapq.heappush(self.heap, (s.step, -s.generated, s.id, s))
 
     def waiting(self) -> list[S]:
-        return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
+        return [entry[-1] for entry in sorted(self.heap, key=lambda entry: entry[:3])]
 
 
 class Scheduler(Generic[S, R]):
@@ -157,33 +157,34 @@ class Scheduler(Generic[S, R]):
         The first in the queue goes to the replica with the lowest price; if that is busy with prefill, it waits for it
         (`ask_again(when)`: nothing else may happen until then), unless another costs less than the time of waiting.
         """
-        if not len(queue):
+        if not queue.heap:
             return
         for replica in self._changed.values():
             self._list(replica)
         self._changed.clear()
+        waiting, ranked, listed = queue.heap, self._open, self._listed
         busy: list[_Entry[R]] = []
-        waiting_price = math.inf
-        while len(queue) and self._open:
-            entry = self._open[0]
+        price_of_waiting = math.inf
+        while waiting and ranked:
+            entry = ranked[0]
             replica = entry[-1]
-            if self._listed.get(entry[2]) is not entry:
-                heapq.heappop(self._open)
-            elif entry[0] > waiting_price:
+            if listed.get(entry[2]) is not entry:
+                heapq.heappop(ranked)
+            elif entry[0] > price_of_waiting:
                 break
-            elif not has_room(replica, queue.first()):
-                heapq.heappop(self._open)
-                del self._listed[entry[2]]
-            elif (free_at := replica.prefilled_at - self._backlog_s) > now:
-                busy.append(heapq.heappop(self._open))
-                waiting_price = min(waiting_price, entry[0] + (free_at - now) / self._rest_tokens)
+            elif not has_room(replica, waiting[0][-1]):
+                heapq.heappop(ranked)
+                del listed[entry[2]]
+            elif (wait_s := replica.prefilled_at - self._backlog_s - now) > 0:
+                busy.append(heapq.heappop(ranked))
+                price_of_waiting = min(price_of_waiting, entry[0] + wait_s / self._rest_tokens)
             else:
-                yield Dispatch(queue.pop(), replica)
-                if self._listed.get(entry[2]) is entry:
+                yield Dispatch(heapq.heappop(waiting)[-1], replica)
+                if listed.get(entry[2]) is entry:
                     self._list(replica)
         for entry in busy:
-            heapq.heappush(self._open, entry)
-        if busy and len(queue):
+            heapq.heappush(ranked, entry)
+        if busy and waiting:
             when = min(entry[-1].prefilled_at for entry in busy) - self._backlog_s
             if not now < self._asked_at <= when:
                 self._asked_at = when
@@ -294,7 +295,9 @@ def price(cost: IterationCost, num: int, context: float, rest_tokens: float) -> 
     What it takes itself and what it takes from the others, over the `rest_tokens` of each: slower iterations, and its
     prefill, for which all stand still. It is taken to have the mean context.
     """
-    mean = context / num if num else 0.0
-    alone_s = num * cost.iteration_s(num, context) if num else 0.0
     more = num + 1
-    return more * (cost.iteration_s(more, context + mean) + mean * cost.prefill_s / rest_tokens) - alone_s
+    if not num:
+        return cost.iteration_s(1, 0.0)
+    mean = context / num
+    new_s = cost.iteration_s(more, context + mean) + mean * cost.prefill_s / rest_tokens
+    return more * new_s - num * cost.iteration_s(num, context)

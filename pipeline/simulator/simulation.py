@@ -171,15 +171,15 @@ class Simulation:
             self._fill(Role.ROLLOUT)
 
     def _fill(self, role: Role) -> None:
-        if len(self.queues[role]):
+        queue = self.queues[role]
+        if queue.heap:
             changed: dict[int, Replica] = {}
-            ask_again = self._ask_again[role]
-            for sequence, replica in self._schedulers[role].dispatches(self.queues[role], self.now, ask_again):
+            for sequence, replica in self._schedulers[role].dispatches(queue, self.now, self._ask_again[role]):
                 replica.add(sequence, self.now)
                 changed[replica.index] = replica
             for replica in changed.values():
                 self._retime(replica)
-        if role in self._uneven and not len(self.queues[role]):
+        if role in self._uneven and not queue.heap:
             self._uneven.discard(role)
             self._migrate(role)
             self._fill(role)
