@@ -20,6 +20,9 @@ HEADROOM_TOKENS = 700
 UNKNOWN = IterationCost(per_sequence_s=1.0)
 """Of engines of which nothing is known: all equal, and slower the more they run. So the fewest are the best."""
 
+_MOST_OLD = 16
+"""So many entries per replica may be in the ranking before the old ones are thrown out."""
+
 
 class Waits(Protocol):
     """A sequence, as far as its turn depends on it."""
@@ -162,6 +165,8 @@ class Scheduler(Generic[S, R]):
         for replica in self._changed.values():
             self._list(replica)
         self._changed.clear()
+        if len(self._open) > _MOST_OLD * len(self._listed) + _MOST_OLD:
+            self._open = sorted(self._listed.values())
         waiting, ranked, listed = queue.heap, self._open, self._listed
         busy: list[_Entry[R]] = []
         price_of_waiting = math.inf

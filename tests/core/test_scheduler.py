@@ -115,9 +115,18 @@ def test_what_finds_no_room_waits() -> None:
     assert give(full, 11) == ([4, 4], 3, [])
 
 
-def test_who_waits_for_prefill_is_asked_again() -> None:
-    assert give([replace(view(0, 0), prefilled_at=5.0)], 1, now=3.0) == ([0], 1, [4.0])
-    assert give([replace(view(0, 0), prefilled_at=5.0)], 1, now=4.0) == ([1], 0, [])
+def test_who_is_busy_with_prefill_is_waited_for() -> None:
+    scheduler: Scheduler[Response, CountedReplica] = Scheduler(1.0, 2000.0)
+    scheduler.offer(replace(view(0, 0), prefilled_at=5.0))
+    queue, asked = WaitingQueue([Response(0, 0, 1.0)]), list[float]()
+    assert list(scheduler.dispatches(queue, 3.0, asked.append)) == [] and asked == [4.0]
+    assert list(scheduler.dispatches(queue, 3.5, asked.append)) == [] and asked == [4.0], "asked once"
+    assert [s.id for s, _ in scheduler.dispatches(queue, 4.0, asked.append)] == [0]
+
+
+def test_it_is_tried_again_when_the_first_of_the_busy_is_free() -> None:
+    busy = [replace(view(i, 0), prefilled_at=5.0 - i) for i in range(2)]
+    assert give(busy, 1)[2] == [3.0]
 
 
 @pytest.mark.parametrize(("num", "gets"), [(4, [0, 1]), (5, [0, 0])])
