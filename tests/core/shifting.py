@@ -16,7 +16,7 @@ COSTS = (
     None,
 )
 BACKLOG_S, REST_TOKENS, PROMPT_TOKENS = 1.0, 2000.0, 300.0
-MAX_STEPS, MAX_ROUNDS = 20, 3000
+MAX_STEPS, MAX_ROUNDS = 14, 3000
 
 
 @dataclass(slots=True, eq=False)

@@ -157,6 +157,30 @@ def test_a_replica_that_is_gone_gets_nothing() -> None:
     assert [r.index for _, r in scheduler.dispatches(WaitingQueue([Response(1, 0, 1.0)]), 0.0)] == [1]
 
 
+def test_one_that_goes_while_it_is_given_work_gets_no_more() -> None:
+    scheduler: Scheduler[Response, CountedReplica] = Scheduler()
+    goes, stays = view(0, 0), view(1, 9)
+    for each in (goes, stays):
+        scheduler.offer(each)
+    given = []
+    for sequence, replica in scheduler.dispatches(WaitingQueue(Response(i, 0, 1.0) for i in range(3)), 0.0):
+        given.append((sequence.id, replica.index))
+        scheduler.withdraw(goes)
+    assert given == [(0, 0), (1, 1), (2, 1)]
+
+
+def test_a_replica_that_changed_a_thousand_times_is_still_known() -> None:
+    scheduler: Scheduler[Response, CountedReplica] = Scheduler()
+    best, changing = view(0, 0), view(1, 1000)
+    scheduler.offer(best)
+    for number in range(999):
+        changing.num_running -= 1
+        scheduler.offer(changing)
+        assert [r.index for _, r in scheduler.dispatches(WaitingQueue([Response(number, 0, 1.0)]), 0.0)] == [0]
+    scheduler.withdraw(best)
+    assert [r.index for _, r in scheduler.dispatches(WaitingQueue([Response(999, 0, 1.0)]), 0.0)] == [1]
+
+
 # --- who leaves
 
 CROWD = replace(READING, prefill_s=1e-5)
@@ -181,6 +205,14 @@ def test_it_stays_where_prefill_costs_more_than_the_crowd() -> None:
     assert leave(crowd(prefill_s=0.2)) == []
     few = leave(crowd(prefill_s=5e-3))
     assert few and few[0][1] < 30
+
+
+def test_those_who_stand_still_meanwhile_are_reckoned_with() -> None:
+    # After k it saves 156 - 8 k s; its prefill of 5 s stops k + 1 of them, and begins after that of the k before it.
+    assert leave(crowd(1, prefill_s=5e-3)) == [(0, 9)]
+    # The first saves 158 s, the second 148 s, and they would wait so long.
+    for wait_s, left in ((157.0, [(0, 1)]), (159.0, [])):
+        assert leave([view(0, 40), replace(view(1, 0), prefilled_at=wait_s)], backlog_s=200.0) == left
 
 
 def test_it_stays_where_little_is_left_to_generate() -> None:
