@@ -159,6 +159,7 @@ class Scheduler(Generic[S, R]):
 
         The first in the queue goes to the replica with the lowest price; if that is busy with prefill, it waits for it
         (`ask_again(when)`: nothing else may happen until then), unless another costs less than the time of waiting.
+        Who waits takes the place of others who do: all of the queue waits for a prefill more.
         """
         if not queue.heap:
             return
@@ -182,6 +183,7 @@ class Scheduler(Generic[S, R]):
                 del listed[entry[2]]
             elif (wait_s := replica.prefilled_at - self._backlog_s - now) > 0:
                 busy.append(heapq.heappop(ranked))
+                wait_s += len(waiting) * self._prefill_s(replica, waiting[0][-1])
                 price_of_waiting = min(price_of_waiting, entry[0] + wait_s / self._rest_tokens)
             else:
                 yield Dispatch(heapq.heappop(waiting)[-1], replica)
@@ -194,6 +196,9 @@ class Scheduler(Generic[S, R]):
             if not now < self._asked_at <= when:
                 self._asked_at = when
                 ask_again(when)
+
+    def _prefill_s(self, replica: R, sequence: S) -> float:
+        return (replica.prompt_tokens(sequence) + sequence.generated) * (replica.cost or self._assumed).prefill_s
 
     def _list(self, replica: R) -> None:
         num, index = replica.num_running, replica.index

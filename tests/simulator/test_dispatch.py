@@ -52,11 +52,13 @@ def test_a_replica_with_much_to_prefill_is_asked_again_later() -> None:
 
 def test_a_group_does_not_pile_up_on_the_last_one_that_is_not_busy() -> None:
     """Its prefix is prefilled once, so a replica that has it never gets busy with it: all others are, for .2 s."""
-    replicas = [replica(cost=SLOW_PREFILL, shares=True) for _ in range(2)]
+    quick = IterationCost(overhead_s=0.1, per_sequence_s=0.01, prefill_s=1e-6)
+    replicas = [replica(cost=quick, shares=True) for _ in range(2)]
     for index, each in enumerate(replicas):
         each.index, each.max_num_seqs = index, 64
-    for number in range(3):  # what keeps the first one busy
+    for number in range(3):
         replicas[0].add(sequence(100 + number, group=1 + number), 0.0)
+    replicas[0].prefilled_at = 1.2
     replicas[1].add(sequence(200, group=9), 0.0)
     give(replicas, queue_of(*(sequence(i, group=9) for i in range(40))), backlog_s=1.0)
     assert replicas[0].num_running == 3 and replicas[1].num_running <= 5

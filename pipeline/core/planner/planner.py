@@ -52,9 +52,12 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
         return Plan(reason="all blocks train", moves={}, cycle_s=picture.cycle_s)
     is_forced = any(b.index in picture.free and b.role not in bindings.of(b.index) for b in snapshot.blocks)
     since_s = math.inf if snapshot.last_shift_s is None else snapshot.at_s - snapshot.last_shift_s
-    if not is_forced and since_s < settings.dwell_s(picture.cycle_s) - 1e-6:
+    is_early = since_s < settings.dwell_s(picture.cycle_s) - 1e-6
+    if is_early and not is_forced:
         return Plan(reason="too soon after the last shift", moves={}, cycle_s=picture.cycle_s)
     tried = splits(picture, settings)
+    if is_early:  # only blocks without a role get one
+        tried = tried[(tried >= picture.now[0]) & (len(picture.free) - tried >= picture.now[1])]
     goes_on = _goes_on(picture, tried)
     if goes_on.any():
         tried = tried[goes_on]
