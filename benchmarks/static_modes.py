@@ -4,7 +4,8 @@ Every static schedule (mode, split, training size) of each model group on each G
 steps, 8 counted, 32 GPUs, 1,024 sequences per step, responses of up to 16,384 tokens. Resumable: results go line by
 line to benchmarks/out/static_modes.jsonl, and what is there is not run again (--fresh removes it first). A few minutes
 for all on one core. --product simulates what the product does instead of what the reference did: responses to one
-prompt that resemble each other and share its prefix, caches computed again after an update. Keys:
+prompt that resemble each other and share its prefix, caches computed again after an update. --png FOLDER draws each
+GPU's modes by model group. Keys:
 
   best/<gpu>/<group>      sequences per second of the best schedule, mean over the seeds
   <mode>/<gpu>/<group>    the same of the best of one mode (barrier apart from stream)
@@ -20,11 +21,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness import OUT, Must, main, parser
 
 from pipeline.simulator.modes import Schedule, static_schedules
+from pipeline.simulator.plots import as_png, throughput_figure
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import paper_setup
 
@@ -64,7 +67,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             rows.append(row)
             print(f"{key}: {row['sequences_per_s']:.3f}", file=sys.stderr)
     asked = {key for key, *_ in wanted(args)}
-    return {"rows": [row for row in rows if row["key"] in asked]}
+    rows = [row for row in rows if row["key"] in asked]
+    if args.png:
+        draw(rows, args.png)
+    return {"rows": rows}
 
 
 def wanted(args: argparse.Namespace) -> Iterator[tuple[str, str, int, Schedule, int]]:
@@ -113,6 +119,21 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
     return found
 
 
+def draw(rows: list[dict[str, Any]], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    by_gpu: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for cell, by_schedule in means(rows).items():
+        gpu, group = cell.split("/")
+        best: dict[str, float] = {}
+        for name, rate in by_schedule.items():
+            mode = name.rpartition(" ")[0]
+            best[mode] = max(rate, best.get(mode, 0.0))
+        by_gpu[gpu][f"group {group}"] = best
+    for gpu, groups in by_gpu.items():
+        figure = throughput_figure(groups, shares_scale=False)
+        (folder / f"static_modes-{gpu}.png").write_bytes(as_png(figure))
+
+
 if __name__ == "__main__":
     made = parser(__doc__)
     made.add_argument("--gpus", nargs="+", default=PROFILES, choices=PROFILES)
@@ -121,6 +142,7 @@ if __name__ == "__main__":
     made.add_argument("--num-gpus", type=int, default=32)
     made.add_argument("--sequences", type=int, default=1024)
     made.add_argument("--product", action="store_true", help="what the product does, not what the reference did")
+    made.add_argument("--png", type=Path, help="a folder for plots")
     made.add_argument("--fresh", action="store_true", help="run everything again")
     parsed = made.parse_args()
     sys.exit(main("static_modes", parsed, measure, figures, MUST))

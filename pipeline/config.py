@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
+from pipeline.config_planner import Planner
 from pipeline.config_room import room_faults
 from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
@@ -192,6 +193,7 @@ class Placement(Section):
         description="stream: a finished response goes to the judge at once; barrier: when all of its step are finished",
     )
     roles: Roles = Roles()
+    planner: Planner = Planner()
 
 
 class Checkpoint(Section):

@@ -148,15 +148,37 @@ def dag(config: tuple[str, ...]) -> int:
 @click.option("--modes", default="all", metavar="MODE,...", show_default=True, help="Modes of placement.")
 @click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs that are averaged.")
 @click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
+@click.option("--html", default="", metavar="FILE.html", help="Also one page with tables and plots, for a browser.")
+@click.option("--png", default="", metavar="FOLDER", help="Also the plots, as PNG files.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def simulate(config: tuple[str, ...], gpu: str, gpus: str, modes: str, seeds: int, lengths: str, as_json: bool) -> int:
+def simulate(
+    config: tuple[str, ...],
+    gpu: str,
+    gpus: str,
+    modes: str,
+    seeds: int,
+    lengths: str,
+    html: str,
+    png: str,
+    as_json: bool,
+) -> int:
     """Predict step times in each mode of placement, at its best split of the GPUs.
 
     Nothing is started. Models are read from their config.json; lengths are assumed where --lengths names none.
     """
     from pipeline.cli.simulate import simulate
 
-    return simulate(config, gpu=gpu, gpus=gpus, modes=modes, num_seeds=seeds, lengths=lengths, as_json=as_json)
+    return simulate(
+        config,
+        gpu=gpu,
+        gpus=gpus,
+        modes=modes,
+        num_seeds=seeds,
+        lengths=lengths,
+        html=html,
+        png=png,
+        as_json=as_json,
+    )
 
 
 @commands.command("_controller", hidden=True)

@@ -2,47 +2,136 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.terminal import table
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, RunError
 from pipeline.simulator.forecast import Forecast, forecast, setup_of
 from pipeline.simulator.modes import ModeName
+from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs
 
 
 def simulate(
-    arguments: Sequence[str], *, gpu: str, gpus: str, modes: str, num_seeds: int, lengths: str, as_json: bool
+    arguments: Sequence[str],
+    *,
+    gpu: str,
+    gpus: str,
+    modes: str,
+    num_seeds: int,
+    lengths: str,
+    html: str,
+    png: str,
+    as_json: bool,
 ) -> int:
     config = load_arguments(arguments)
     sizes = (
-        [_number(text) for text in gpus.split(",")] if gpus else [config.cluster.nodes * config.cluster.slots_per_node]
+        list(dict.fromkeys(_number(text) for text in gpus.split(",")))
+        if gpus
+        else [config.cluster.nodes * config.cluster.slots_per_node]
     )
     names = list(ModeName) if modes == "all" else [_mode(text) for text in modes.split(",")]
     setups = {n: setup_of(config, gpu=gpu, num_gpus=n, lengths=lengths) for n in sizes}
+    if html:
+        check_page(Path(html))
+    if png:
+        check_folder(Path(png))
     found = {n: forecast(config, setup, names, num_seeds) for n, setup in setups.items()}
     if as_json:
-        rows = [{"gpus": n, **asdict(row), "schedule": str(row.schedule)} for n, rows in found.items() for row in rows]
-        click.echo(json.dumps(rows))
-        return 0
-    header = ("GPUS", "MODE, BEST SPLIT", "SEQUENCES/S", "STEP", "IDLE", "SHIFTS/STEP", "OF BOUND")
-    click.echo(table([header, *(_line(n, row) for n, rows in found.items() for row in rows)], indent=""))
-    click.echo("\nsplit: rollout/reward/train   bound: no GPU idles, the longest response is waited for")
+        click.echo(json.dumps([{"gpus": n, **row.as_json()} for n, rows in found.items() for row in rows]))
+    else:
+        _print(found)
+    if html or png:
+        policy, judge = (Path(path).name for path in (config.model.policy.path, config.model.genrm.path))
+        study = Study(
+            title=f"{policy} judged by {judge} on {gpu.upper()}",
+            setups=setups,
+            rows=found,
+            inputs=inputs(config, setups[sizes[0]], gpu=gpu, lengths=lengths, num_seeds=num_seeds),
+        )
+        for line in _write(study, html, png):
+            click.echo(line, err=as_json)
     return 0
+
+
+def check_page(path: Path) -> None:
+    """Before minutes of simulation: whether the page can be written at all. Raises ConfigError."""
+    if path.is_dir():
+        raise ConfigError(f"--html {path}: is a folder; valid: a file in it, such as {path / 'forecast.html'}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--html {path}: valid: a file that ends in .html, such as {path}.html")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--html {path}: there is no folder {path.parent}")
+    _try(path, f"--html {path}")
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--png {folder}: is no folder and cannot be made: {error.strerror}") from error
+    _try(folder / ".probe", f"--png {folder}")
+
+
+def _try(path: Path, named: str) -> None:
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{named}: cannot be written: {error.strerror}") from error
+
+
+def _write(study: Study, html: str, png: str) -> list[str]:
+    """Returns what to say of it."""
+    from pipeline.simulator.page import page, pictures
+    from pipeline.simulator.plots import as_png
+
+    shown, said = list(pictures(study)), []
+    try:
+        if html:
+            Path(html).write_text(page(study, shown), encoding="utf-8")
+            said.append(f"page: {html}")
+        if png:
+            for picture in shown:
+                (Path(png) / f"{picture.name}.png").write_bytes(as_png(picture.figure))
+            said.append(f"plots: {len(shown)} in {png}")
+    except OSError as error:
+        raise RunError(f"{error.filename or html or png}: cannot be written: {error.strerror}") from error
+    return said
+
+
+def _print(found: dict[int, list[Forecast]]) -> None:
+    header = ("GPUS", "MODE, BEST SPLIT", "SEQUENCES/S", "STEP", "IDLE", "IN", "SHIFTS/STEP", "OF BOUND")
+    lines = [line for n, rows in found.items() for line in (map(_line, [n] * len(rows), rows) if rows else [_none(n)])]
+    click.echo(table([header, *lines], indent=""))
+    click.echo(
+        "\nsplit: rollout/reward/train   idle: share of GPU time, in: rollout/reward/train GPUs/shifts\n"
+        "bound: no GPU idles, the longest response is waited for"
+    )
+    for step in growth(found):
+        click.echo(str(step))
 
 
 def _line(num_gpus: int, row: Forecast) -> tuple[str, ...]:
     return (
         str(num_gpus),
-        str(row.schedule),
+        row.schedule,
         f"{row.sequences_per_s:.2f}",
         f"{row.step_s:.0f} s" if row.step_s >= 10 else f"{row.step_s:.2f} s",
         f"{row.idle:.0%}",
+        "/".join(f"{100 * abs(row.idle_by.get(state, 0.0)):.0f}" for state in IDLE_STATES),
         f"{row.shifts_per_step:.1f}",
         f"{row.of_tail_bound:.0%}",
     )
+
+
+def _none(num_gpus: int) -> tuple[str, ...]:
+    return (str(num_gpus), "none fits: what training needs exceeds their memory", *["-"] * 6)
 
 
 def _number(text: str) -> int:

@@ -101,6 +101,30 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """From `at_s` a block is of the role, and ready for it at `ready_s`; None: it is lost."""
+
+    at_s: float
+    block: int
+    role: Role | None
+    ready_s: float
+
+
+SHIFT, LOST = "shift", "lost"
+"""States of a block beside the names of the roles: on its way to a role, and dead with its node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """A block in one state: ready for a role of that name, SHIFT or LOST."""
+
+    block: int
+    state: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A stretch in which a replica gave `num_tokens`, or a training took `num_sequences`."""
 
@@ -123,18 +147,42 @@ class Usage:
     num_preempted: int = 0
     num_migrated: int = 0
     shifts: list[Shift] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
     trace: list[Work] = field(default_factory=list)
 
     def add(self, replica: Replica) -> None:
         """When its life ends, or the run."""
         self.note_work(replica)
         self.decode_gpu_s[replica.role] += replica.decode_s * replica.num_gpus
-        self.prefill_gpu_s[replica.role] += replica.prefill_s * replica.num_gpus
+        undone_s = min(max(0.0, replica.prefilled_at - replica.at), replica.prefill_s)  # of prefill that was taken
+        self.prefill_gpu_s[replica.role] += (replica.prefill_s - undone_s) * replica.num_gpus
         self.num_tokens[replica.role] += replica.num_tokens
         self.num_preempted += replica.num_preempted
 
     def note_shift(self, now: float, block: Block, old: Role | None, new: Role, seconds: float) -> None:
         self.shifts.append(Shift(at_s=now, block=block.index, old=old, new=new, seconds=seconds))
+
+    def note_binding(self, now: float, block: Block, role: Role | None, ready_s: float) -> None:
+        self.bindings.append(Binding(at_s=now, block=block.index, role=role, ready_s=ready_s))
+
+    def stays(self, end_s: float) -> list[Stay]:
+        """What each block was, block by block and in time, up to `end_s`. None of them is empty."""
+        found: list[Stay] = []
+
+        def stay(binding: Binding, state: str, start_s: float, end_s: float) -> None:
+            if end_s > start_s:
+                found.append(Stay(block=binding.block, state=state, start_s=start_s, end_s=end_s))
+
+        by_block = sorted(self.bindings, key=lambda binding: binding.block)
+        for binding, after in zip(by_block, [*by_block[1:], None], strict=True):
+            until = after.at_s if after and after.block == binding.block else end_s
+            if binding.role is None:
+                stay(binding, LOST, binding.at_s, until)
+            else:
+                ready = min(binding.ready_s, until)
+                stay(binding, SHIFT, binding.at_s, ready)
+                stay(binding, binding.role.value, ready, until)
+        return found
 
     def note_cut(self, seconds: float, num_gpus: int) -> None:
         """A training ends so much before its time."""

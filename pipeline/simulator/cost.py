@@ -57,6 +57,8 @@ class TrainCost:
     gpu: Gpu
     model: ModelShape
     slower: float = 1.0
+    scale: int = 1
+    """States are spread over so many times the GPUs (`Setup.scale`)."""
 
     def step_s(self, *, num_tokens: float, mean_context: float, num_gpus: int) -> float:
         """`num_tokens` of prompts and responses, whose tokens have `mean_context` tokens before them on average."""
@@ -72,10 +74,11 @@ class TrainCost:
 
     def fits(self, num_gpus: int) -> bool:
         """Whether states of a full shard per GPU leave a quarter of its memory for activations (assumed)."""
-        return _TRAIN_STATE_BYTES * self.model.parameters / num_gpus <= 0.75 * self.gpu.memory
+        return _TRAIN_STATE_BYTES * self.model.parameters / (num_gpus * self.scale) <= 0.75 * self.gpu.memory
 
     def _states_s(self, num_gpus: int) -> float:
-        return _TRAIN_STATE_BYTES * self.model.parameters / num_gpus / (self.gpu.host * _HOST_TO_GPU_STATES)
+        each = _TRAIN_STATE_BYTES * self.model.parameters / (num_gpus * self.scale)
+        return each / (self.gpu.host * _HOST_TO_GPU_STATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

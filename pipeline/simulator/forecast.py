@@ -1,35 +1,69 @@
-"""What a run of a configuration would do in each static mode, each at its best split and training size."""
+"""What a run of a configuration would do in each mode, each at its best split and training size."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
-from pipeline.simulator.modes import Admission, ModeName, Schedule, static_schedules
+from pipeline.simulator.modes import (
+    ModeName,
+    Schedule,
+    shiftable_schedule,
+    static_schedules,
+    train_sizes,
+)
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
-from pipeline.simulator.setup import Setup, Workload
+from pipeline.simulator.setup import Beliefs, Setup, Workload
 
 _CLOSE = 0.92
 """Schedules this close to the best of their mode on the first seed are run on the others too."""
 
 
+class Run(Protocol):
+    """One simulated run of a candidate."""
+
+    def __call__(self, *, seed: int, is_traced: bool = False) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What may be the best of a mode: its text in the table, and how it is run. A mode that plans with estimates draws
+    their errors by the seed (`Beliefs.draw`)."""
+
+    mode: str
+    schedule: str
+    staleness: int
+    run: Run = field(compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The best schedule of a mode; means over the seeds."""
+    """The best candidate of a mode; means over the seeds."""
 
-    mode: ModeName
-    schedule: Schedule
+    mode: str
+    schedule: str
+    staleness: int
     sequences_per_s: float
     step_s: float
     idle: float
     """Share of GPU-seconds in which nothing is computed."""
+    idle_by: dict[str, float]
+    """The same by the role that the GPUs are ready for, and in `shift`: on the way to one."""
     shifts_per_step: float
     of_tail_bound: float
+    run: Run = field(compare=False, repr=False)
+    """Its candidate's."""
+
+    def as_json(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "run"}
 
 
 def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> Setup:
@@ -69,41 +103,56 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
 
 
 def forecast(config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
-    """In the order of `modes`; schedules whose training states do not fit, and modes without another, are left out.
+    """In the order of `modes`; modes none of whose training states fit, and those without a split, are left out."""
+    found = [best_of(candidates(config, setup, mode), num_seeds) for mode in modes]
+    return [row for row in found if row is not None]
 
-    With the configuration's staleness, which is 0 for colocated, and its `placement.admission`.
-    """
-    found = []
+
+def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
+    """With the configuration's staleness, which is 0 for colocated, and its `placement.admission`."""
     judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
     schedules = [
         replace(s, judging=judging, staleness=min(s.staleness, staleness))
-        for s in static_schedules(setup)
-        if setup.train.fits(s.train)
+        for s in [*static_schedules(setup), *(shiftable_schedule(setup, size) for size in train_sizes(setup))]
+        if s.mode is mode and setup.train.fits(s.train)
     ]
-    for mode in modes:
-        runs = {s: [simulate(setup, s, seed=0)] for s in schedules if s.mode is mode}
-        best = max((r[0].sequences_per_s for r in runs.values()), default=0.0)
-        for schedule, results in runs.items():
-            if results[0].sequences_per_s >= _CLOSE * best:
-                results += [simulate(setup, schedule, seed=seed) for seed in range(1, num_seeds)]
-        rows = [_mean(mode, schedule, results) for schedule, results in runs.items() if len(results) == num_seeds]
-        if rows:
-            found.append(max(rows, key=lambda row: row.sequences_per_s))
-    return found
+    return [
+        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s))
+        for s in schedules
+    ]
 
 
-def _mean(mode: ModeName, schedule: Schedule, results: Sequence[Result]) -> Forecast:
+def _run(setup: Setup, schedule: Schedule, *, seed: int, is_traced: bool = False) -> Result:
+    """What a planner believes is wrong in another way with each seed."""
+    return simulate(setup, schedule, seed=seed, beliefs=Beliefs.draw(seed), is_traced=is_traced)
+
+
+def best_of(candidates: Sequence[Candidate], num_seeds: int) -> Forecast | None:
+    """None: there are no candidates."""
+    runs = [(candidate, [candidate.run(seed=0)]) for candidate in candidates]
+    best = max((results[0].sequences_per_s for _, results in runs), default=0.0)
+    for candidate, results in runs:
+        if results[0].sequences_per_s >= _CLOSE * best:
+            results += [candidate.run(seed=seed) for seed in range(1, num_seeds)]
+    rows = [_mean(candidate, results) for candidate, results in runs if len(results) == num_seeds]
+    return max(rows, key=lambda row: row.sequences_per_s, default=None)
+
+
+def _mean(candidate: Candidate, results: Sequence[Result]) -> Forecast:
     def mean(values: Iterable[float]) -> float:
         return sum(values) / len(results)
 
     return Forecast(
-        mode=mode,
-        schedule=schedule,
+        mode=candidate.mode,
+        schedule=candidate.schedule,
+        staleness=candidate.staleness,
         sequences_per_s=mean(r.sequences_per_s for r in results),
         step_s=mean(r.step_s for r in results),
         idle=1 - mean(sum(r.busy.values()) for r in results),
+        idle_by={state: mean(r.idle[state] for r in results) for state in results[0].idle},
         shifts_per_step=mean(r.shifts_per_step for r in results),
         of_tail_bound=mean(r.sequences_per_s / r.tail_bound for r in results),
+        run=candidate.run,
     )
 
 

@@ -2,72 +2,143 @@
 
 Every static mode is among the candidates, and shiftable placement is chosen only where it is predicted to win. The
 number of GPUs that train is chosen with it, and stays.
+
+Candidates are taken in the order of what work alone would allow them (`ceiling`). One whose ceiling is below the best
+so far is left out, and one that is far behind after a few steps is given up: neither can be the choice.
 """
 
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
+from pipeline.core.errors import ConfigError
+from pipeline.core.events import Role
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
+from pipeline.simulator.admission import Admission
+from pipeline.simulator.choice import Choice
 from pipeline.simulator.modes import (
-    Admission,
     ModeName,
     Schedule,
     shiftable_schedule,
     static_schedules,
     train_sizes,
 )
-from pipeline.simulator.result import simulate
+from pipeline.simulator.result import Bounds, window
 from pipeline.simulator.setup import Setup
+from pipeline.simulator.simulation import Simulation
 
 MARGIN = 1.02
 """Shiftable is chosen if predicted this much above the best static schedule: predictions of two modes differ by as much
 by chance."""
-NUM_STEPS = 10
+NUM_STEPS, _NUM_SKIPPED = 10, 3
+_LOOK, _LOOK_SKIPPED = 5, 2
+"""Steps after which a candidate may be given up, and how many of these do not count."""
+_FAR_BEHIND = 0.85
+"""Of the best so far, after those steps: two cycles differ from six by less than a tenth."""
+_BY_CHANCE = 1.05
+"""A drawn step may be so much shorter than the mean one, from which ceilings are reckoned."""
+MOST_GPUS = 64
+"""A larger cluster is chosen for on one of this size or less, with as many sequences per GPU."""
 _SEED = 101
-_ORDER = {
-    mode: index
-    for index, mode in enumerate(
-        (ModeName.COLOCATED, ModeName.ROLLOUT_REWARD_COLOCATED, ModeName.DISAGGREGATED, ModeName.TRAINER_POOL)
-    )
-}
-_HOPELESS = 1.002
-"""A schedule whose training alone takes so long is not simulated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    schedule: Schedule
-    predicted: dict[Schedule, float]
-    """Sequences per second of all that were simulated, best first."""
+def choose(
+    believed: Setup,
+    *,
+    settings: PlannerSettings = DEFAULT,
+    staleness: int = 1,
+    judging: Admission = Admission.STREAM,
+    skips: bool = True,
+) -> Choice:
+    """`skips`: False simulates all candidates to the end. Raises ConfigError if no training size fits into memory."""
+    began, scale = time.process_time(), scale_of(believed)
+    search = _Search(believed.scaled_down(scale), settings, staleness, judging, skips)
+    choice = search.run()
+    choice = choice.of_whole(scale) if scale > 1 else choice
+    return replace(choice, took_s=time.process_time() - began)
 
-    @property
-    def gain(self) -> float:
-        """Predicted speed of the choice over that of the best static schedule, or of the best of all others."""
-        others = [v for s, v in self.predicted.items() if s.mode is not ModeName.SHIFTABLE and s != self.schedule]
-        return self.predicted[self.schedule] / max(others, default=self.predicted[self.schedule])
+
+def scale_of(setup: Setup) -> int:
+    """How many times smaller the cluster is that is simulated for the choice."""
+    for scale in range(1, setup.num_gpus + 1):
+        num = setup.num_gpus // scale
+        unit = max(setup.block, setup.gpus_per_node)
+        if num <= MOST_GPUS and setup.num_gpus % scale == 0 and num % unit == 0 and scale <= setup.workload.num_prompts:
+            return scale
+    return 1
 
 
-def choose(believed: Setup, *, settings: PlannerSettings = DEFAULT, staleness: int = 1) -> Choice:
-    found: dict[Schedule, float] = {}
+def ceiling(setup: Setup, schedule: Schedule) -> float:
+    """Sequences per second that the schedule cannot exceed: each GPU at its most efficient whenever it may work."""
+    train_s, num = setup.train_s(schedule.train), setup.workload.num_sequences
+    least = Bounds.of(setup, schedule.train, schedule.staleness).least_gpu_s
+    rollout, reward, train = (least[role] for role in (Role.ROLLOUT, Role.REWARD, Role.TRAIN))
+    limits = [num / train_s]
+    match schedule.mode:
+        case ModeName.COLOCATED | ModeName.SHIFTABLE:
+            limits.append(setup.num_gpus / (rollout + reward + train))
+        case ModeName.ROLLOUT_REWARD_COLOCATED:
+            limits.append(schedule.rollout / (rollout + reward))
+        case ModeName.DISAGGREGATED:
+            limits += [schedule.rollout / rollout, schedule.reward / reward]
+        case ModeName.TRAINER_POOL:
+            limits += [(schedule.rollout + schedule.train) / (rollout + train), schedule.reward / reward]
+    return min(limits)
 
-    def run(schedules: Iterable[Schedule]) -> None:
-        for schedule in schedules:
-            if schedule in found or not believed.train.fits(schedule.train):
+
+class _Search:
+    def __init__(
+        self, believed: Setup, settings: PlannerSettings, staleness: int, judging: Admission, skips: bool
+    ) -> None:
+        self.believed, self.settings, self.skips = believed, settings, skips
+        self.staleness, self.judging = staleness, judging
+        self.found: dict[Schedule, float] = {}
+        self.dropped: dict[Schedule, float] = {}
+
+    def run(self) -> Choice:
+        sizes = [size for size in train_sizes(self.believed) if self.believed.train.fits(size)]
+        if not sizes:
+            raise ConfigError(
+                f"no schedule fits: training {self.believed.policy.parameters / 1e9:.1f}e9 parameters does not fit "
+                f"into {self.believed.num_gpus * self.believed.scale} GPUs; valid: more of them, or larger ones"
+            )
+        self._try(s for s in static_schedules(self.believed) if s.train in sizes)
+        best = max(self.found, key=lambda s: self.found[s])
+        self._try(shiftable_schedule(self.believed, size) for size in sizes)
+        if top := self._best_shiftable():
+            self._try([shiftable_schedule(self.believed, top.train, Admission.STREAM)])
+            top = self._best_shiftable() or top
+            if self.found[top] > MARGIN * self.found[best]:
+                best = top
+        ranked = dict(sorted(self.found.items(), key=lambda item: -item[1]))
+        return Choice(schedule=best, predicted=ranked, dropped=self.dropped)
+
+    def _best_shiftable(self) -> Schedule | None:
+        found = [s for s in self.found if s.mode is ModeName.SHIFTABLE]
+        return max(found, key=lambda s: self.found[s], default=None)
+
+    def _try(self, schedules: Iterable[Schedule]) -> None:
+        """Those that may be the best, the most promising first."""
+        bound = [replace(s, judging=self.judging, staleness=min(s.staleness, self.staleness)) for s in schedules]
+        ceilings = {s: ceiling(self.believed, s) for s in dict.fromkeys(bound)}
+        for schedule, most in sorted(ceilings.items(), key=lambda item: -item[1]):
+            best = max(self.found.values(), default=0.0)
+            if self.skips and most * _BY_CHANCE < best:
+                self.dropped[schedule] = most
                 continue
-            ceiling = believed.workload.num_sequences / believed.train_s(schedule.train)
-            if ceiling > _HOPELESS * max(found.values(), default=0.0):
-                mode = schedule.policy(believed, settings)
-                found[schedule] = simulate(believed, mode, seed=_SEED, num_steps=NUM_STEPS).sequences_per_s
+            sim = Simulation(
+                self.believed, schedule.policy(self.believed, self.settings), seed=_SEED, num_steps=NUM_STEPS
+            )
+            sim.run_until(_LOOK)
+            early = _speed(sim, _LOOK_SKIPPED)
+            if self.skips and early < _FAR_BEHIND * best:
+                self.dropped[schedule] = early
+                continue
+            sim.run_until(NUM_STEPS)
+            self.found[schedule] = _speed(sim, _NUM_SKIPPED)
 
-    run(sorted(static_schedules(believed), key=lambda s: (_ORDER[s.mode], -s.train)))
-    best = max(found, key=lambda s: found[s])
-    sizes = train_sizes(believed)
-    run(shiftable_schedule(believed, size) for size in reversed(sizes[1:] or sizes))
-    shiftable = [s for s in found if s.mode is ModeName.SHIFTABLE]
-    if shiftable:
-        top = max(shiftable, key=lambda s: found[s])
-        run([shiftable_schedule(believed, top.train, Admission.HALF)])
-        top = max((s for s in found if s.mode is ModeName.SHIFTABLE), key=lambda s: found[s])
-        if found[top] > MARGIN * found[best]:
-            best = top
-    return Choice(schedule=best, predicted=dict(sorted(found.items(), key=lambda item: -item[1])))
+
+def _speed(sim: Simulation, num_skipped: int) -> float:
+    ends = [step.trained_s for step in sim.steps if step.trained_s is not None]
+    first, last = window(len(ends), num_skipped)
+    return sim.setup.workload.num_sequences * (last - first) / (ends[last] - ends[first])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.core.events import Role
-from pipeline.simulator.cluster import LostNode, SlowGpu, StepTimes, Usage
+from pipeline.simulator.cluster import LOST, SHIFT, LostNode, SlowGpu, StepTimes, Usage
 from pipeline.simulator.modes import Schedule
 from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
 from pipeline.simulator.simulation import Mode, Simulation
@@ -21,6 +21,9 @@ class Result:
     step_s: float
     busy: dict[str, float]
     """Share of all GPU-seconds that decode, prefill and train."""
+    idle: dict[str, float]
+    """Share of all GPU-seconds in which nothing is computed, by the role that the GPUs are ready for; `shift`: on the
+    way to one, `lost`: of dead nodes. With `busy` it makes 1."""
     shifts_per_step: float
     """Moves of one time count as one."""
     moves_per_step: float
@@ -29,6 +32,8 @@ class Result:
     num_migrated: int
     work_bound: float
     """Sequences per second if no GPU ever idled and all batches were full: work conservation."""
+    least_gpu_s: dict[Role, float]
+    """Of a sequence in each role where the role is at its most efficient: `work_bound` has all of them."""
     tail_bound: float
     """The same if also the longest response of each step must be waited for."""
     steps: tuple[StepTimes, ...]
@@ -41,6 +46,7 @@ class Result:
             "of_work_bound": self.sequences_per_s / self.work_bound,
             "of_tail_bound": self.sequences_per_s / self.tail_bound,
             "busy": self.busy,
+            "idle": self.idle,
             "shifts_per_step": self.shifts_per_step,
             "moves_per_step": self.moves_per_step,
             "preempted": self.num_preempted,
@@ -98,25 +104,38 @@ def measure(sim: Simulation, num_skipped: int = NUM_SKIPPED) -> Result:
     first, last = window(len(ends), num_skipped)
     seconds = (ends[last] - ends[first]) / (last - first)
     all_s, usage, setup = sim.now * sim.setup.num_gpus, sim.usage, sim.setup
+    ahead_s = 0.0 if sim.train_end_s is None else sim.train_end_s - sim.now  # of a training that has just begun
+    train_gpu_s = usage.train_gpu_s - ahead_s * sim.num_train_gpus
     busy = {
         **{f"decode/{role.value}": usage.decode_gpu_s[role] / all_s for role in INFERENCE},
         **{f"prefill/{role.value}": usage.prefill_gpu_s[role] / all_s for role in INFERENCE},
-        "train": usage.train_gpu_s / all_s,
+        "train": train_gpu_s / all_s,
     }
     bounds = Bounds.of(setup, sim.num_train_gpus, sim.mode.staleness)
     return Result(
         sequences_per_s=setup.workload.num_sequences / seconds,
         step_s=seconds,
         busy=busy,
+        idle=_idle(sim, busy),
         shifts_per_step=len({shift.at_s for shift in usage.shifts}) / len(ends),
         moves_per_step=len(usage.shifts) / len(ends),
         num_preempted=usage.num_preempted,
         num_migrated=usage.num_migrated,
         work_bound=bounds.work,
         tail_bound=bounds.tail,
+        least_gpu_s=bounds.least_gpu_s,
         steps=tuple(step for step in sim.steps if step.trained_s is not None),
         usage=usage,
     )
+
+
+def _idle(sim: Simulation, busy: dict[str, float]) -> dict[str, float]:
+    found = dict.fromkeys([*(role.value for role in (*INFERENCE, Role.TRAIN)), SHIFT, LOST], 0.0)
+    for stay in sim.usage.stays(sim.now):
+        found[stay.state] += (stay.end_s - stay.start_s) * sim.setup.block / (sim.now * sim.setup.num_gpus)
+    for work, share in busy.items():
+        found[work.rpartition("/")[2]] -= share
+    return found if found[LOST] else {state: share for state, share in found.items() if state != LOST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +148,7 @@ class Bounds:
 
     work: float
     tail: float
+    least_gpu_s: dict[Role, float]
 
     @staticmethod
     def of(setup: Setup, train_gpus: int, staleness: int) -> "Bounds":
@@ -142,8 +162,12 @@ class Bounds:
         mean = rollout.latency_s[:, None] + reward.latency_s[None, :]
         in_flight = (staleness + 1) * work.num_sequences
         tail = np.minimum(setup.num_gpus / all_gpu_s, in_flight / (np.maximum(mean, longest) + train_s))
-        least = train_gpu_s + float(rollout.gpu_s.min()) + float(reward.gpu_s.min())
-        return Bounds(work=setup.num_gpus / least, tail=float(tail.max()))
+        least = {
+            Role.ROLLOUT: float(rollout.gpu_s.min()),
+            Role.REWARD: float(reward.gpu_s.min()),
+            Role.TRAIN: train_gpu_s,
+        }
+        return Bounds(work=setup.num_gpus / sum(least.values()), tail=float(tail.max()), least_gpu_s=least)
 
 
 @dataclass(frozen=True, kw_only=True)

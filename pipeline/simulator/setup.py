@@ -115,6 +115,8 @@ class Setup:
     flush_s: float = 1.0
     node_start_s: float = 60.0
     """From a replaced node's arrival to a warm engine: assumed."""
+    scale: int = 1
+    """Stands for a cluster so many times as large, over all of which training states are spread."""
     measured: Measured | None = None
     errors: Beliefs = RIGHT
     """Applied to all costs: the believed world has factors, the true one has none."""
@@ -147,7 +149,7 @@ class Setup:
     def train(self) -> TrainCost | MeasuredTrain:
         if self.measured:
             return replace(self.measured.train, slower=self.errors.train)
-        return TrainCost(gpu=self.gpu, model=self.policy, slower=self.errors.train)
+        return TrainCost(gpu=self.gpu, model=self.policy, slower=self.errors.train, scale=self.scale)
 
     def role(self, role: Role) -> RoleCost:
         return self.rollout if role is Role.ROLLOUT else self.reward
@@ -173,6 +175,13 @@ class Setup:
             verdict=self.workload.verdict.scaled(beliefs.verdict_lengths),
         )
         return replace(self, workload=work, errors=beliefs)
+
+    def scaled_down(self, scale: int) -> "Setup":
+        """A cluster so many times smaller, with as many sequences per GPU."""
+        if scale == 1:
+            return self
+        work = replace(self.workload, num_prompts=max(1, round(self.workload.num_prompts / scale)))
+        return replace(self, num_gpus=self.num_gpus // scale, workload=work, scale=self.scale * scale)
 
     @staticmethod
     def _slower(cost: RoleCost, factor: float) -> RoleCost:

@@ -5,6 +5,7 @@ from pipeline.core.planner.bindings import ANY, Bindings
 from pipeline.core.planner.planner import Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.setup import Setup
@@ -15,22 +16,21 @@ class Shiftable:
     """A step that is judged trains at once, on `train_gpus`; the planner splits all other GPUs between rollout and
     reward. It is asked when a step is admitted, rolled out, judged or trained, and every tick."""
 
-    judges_together = False
-
     def __init__(
         self,
         believed: Setup,
         *,
         train_gpus: int,
         staleness: int = 1,
-        num_before: int = 0,
+        admission: Admission = Admission.STREAM,
+        judges_together: bool = False,
         settings: PlannerSettings = DEFAULT,
         bindings: Bindings = ANY,
     ) -> None:
-        """`believed`: the setup as the planner believes it to be; `num_before`: responses of a step that must be there
-        before the next one is admitted."""
+        """`believed`: the setup as the planner believes it to be."""
         self.believed, self.settings, self.bindings = believed, settings, bindings
-        self.train_gpus, self.staleness, self.num_before = train_gpus, staleness, num_before
+        self.train_gpus, self.staleness, self.admission = train_gpus, staleness, admission
+        self.judges_together = judges_together
         self.plans: list[tuple[float, Plan]] = []
         self._alarm = 0
         self._is_asked = False
@@ -44,12 +44,13 @@ class Shiftable:
             train_blocks=[block.index for block in sim.train_blocks],
             staleness=self.staleness,
             num_steps=sim.num_steps,
+            in_pairs=self.admission is Admission.PAIRS,
         )
         self.observer = Observer(monitor)
         self._ask(sim)
 
     def may_admit(self, sim: Simulation, step: int) -> bool:
-        return step == 0 or sim.steps[step - 1].num_rolled_out >= self.num_before
+        return self.admission.admits(sim, step)
 
     def on_admitted(self, sim: Simulation, step: int) -> None:
         self._ask(sim)

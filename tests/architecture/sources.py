@@ -40,12 +40,7 @@ def modules(*packages: str) -> list[Path]:
 def imports(source: str) -> Iterator[Import]:
     """What the source imports; `from a import b` may import the module a.b, so both count."""
     tree = ast.parse(source)
-    inner = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
+    inner = {id(node) for outer in ast.walk(tree) if _is_put_off(outer) for node in ast.walk(outer)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -56,6 +51,13 @@ def imports(source: str) -> Iterator[Import]:
             continue
         for name in names:
             yield Import(name, node.lineno, id(node) not in inner)
+
+
+def _is_put_off(node: ast.AST) -> bool:
+    """What is in it does not happen at import: a function, or what only a type checker reads."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def is_within(module: str, package: str) -> bool:

@@ -9,8 +9,9 @@ import yaml
 
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
-from pipeline.simulator.forecast import forecast, setup_of
-from pipeline.simulator.modes import Admission, ModeName
+from pipeline.simulator.forecast import Candidate, best_of, forecast, setup_of
+from pipeline.simulator.modes import ModeName, static_schedules
+from pipeline.simulator.result import Result, simulate
 from tests.cli.conftest import Pivot, pivot
 
 __all__ = ["pivot"]
@@ -70,19 +71,39 @@ def test_each_mode_comes_with_its_best_split(config: Path) -> None:
     for row in rows:
         assert row.sequences_per_s > 0 and 0 < row.idle < 1 and 0 < row.of_tail_bound < 1.2
         assert row.step_s == pytest.approx(16 / row.sequences_per_s, rel=0.05)
+        assert sum(row.idle_by.values()) == pytest.approx(row.idle) and min(row.idle_by.values()) > -1e-3
     assert rows == forecast(loaded, setup, ModeName, 2)
-    strict = load_files([config], ["placement.admission=barrier"])
-    slower = forecast(strict, setup, ModeName, 2)
-    assert [row.schedule.staleness for row in rows] == [0, 1, 1, 1]
-    assert {(row.schedule.staleness, row.schedule.judging) for row in slower} == {(0, Admission.BARRIER)}
-    assert slower[1].step_s > rows[1].step_s
+    assert [row.staleness for row in rows] == [0, 1, 1, 1, 1]
+    strict, barrier = (
+        forecast(load_files([config], [f"placement.admission={a}"]), setup, ModeName, 2) for a in ("stream", "barrier")
+    )
+    assert {row.staleness for row in (*strict, *barrier)} == {0}
+    assert rows[1].step_s < strict[1].step_s < barrier[1].step_s
+
+
+def test_a_mode_that_is_not_among_the_static_ones_gets_a_row_too(config: Path) -> None:
+    """Any text and any way to run it; its runs are averaged as theirs are."""
+    setup = setup_of(load_files([config]), gpu="h800", num_gpus=16)
+    schedule = static_schedules(setup)[0]
+    seeds: list[int] = []
+
+    def run(*, seed: int, is_traced: bool = False) -> Result:
+        seeds.append(seed)
+        return simulate(setup, schedule, seed=seed, is_traced=is_traced)
+
+    row = best_of([Candidate(mode="shiftable", schedule="shiftable, train 16", staleness=0, run=run)], 3)
+    assert row is not None and (row.mode, row.schedule, seeds) == ("shiftable", "shiftable, train 16", [0, 1, 2])
+    each = [simulate(setup, schedule, seed=seed) for seed in range(3)]
+    assert row.sequences_per_s == pytest.approx(sum(r.sequences_per_s for r in each) / 3)
+    assert row.idle_by["shift"] == pytest.approx(sum(r.idle["shift"] for r in each) / 3) and row.idle_by["shift"] > 0
+    assert best_of([], 3) is None
 
 
 def test_training_that_does_not_fit_is_left_out(config: Path) -> None:
     large = load_files([config], ["model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4"])
     found = forecast(large, setup_of(large, gpu="h200", num_gpus=16), ModeName, 1)
     # 14 bytes x 72.7e9 parameters are 64 GB on each of 16 GPUs of 141, and 127 GB on each of 8.
-    assert [row.mode for row in found] == [ModeName.COLOCATED]
+    assert [row.mode for row in found] == [ModeName.COLOCATED, ModeName.SHIFTABLE]
 
 
 def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None:
@@ -94,8 +115,13 @@ def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None
         (24, "colocated"),
         (24, "disaggregated"),
     ]
+    assert all(set(r["idle_by"]) == {"rollout", "reward", "train", "shift"} for r in rows)
+    assert rows[0]["shifts_per_step"] == pytest.approx(3, abs=0.1) and rows[1]["idle_by"]["shift"] == 0
     table = pivot("simulate", str(config), "--modes", "colocated").out.splitlines()
     assert table[0].split()[:2] == ["GPUS", "MODE,"] and table[1].split()[:3] == ["16", "colocated", "16/16"]
+    large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
+    nothing = pivot("simulate", str(config), *large, "--gpu", "h100", "--gpus", "8").out
+    assert "none fits" in nothing.splitlines()[1]
     wrong = pivot("simulate", str(config), "--modes", "magic")
     assert wrong.code == 2 and "valid: all, or some of colocated" in wrong.err
     assert pivot("simulate", str(config), "--gpus", "many").code == 2

@@ -126,6 +126,8 @@ class _Fluid:
             if enter is None:
                 continue
             when = self.start + self.picture.train_s if np.isinf(enter) else enter
+            if self.picture.waits[k]:
+                when = np.maximum(when, self.judged[k - 1])
             new = ~self.entered[:, k] & (t >= when - 1e-9)
             self.waiting[0, :, k] += np.where(new, self.picture.num_sequences, 0.0)
             self.entered[:, k] |= new

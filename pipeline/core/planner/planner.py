@@ -52,11 +52,11 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
         return Plan(reason="all blocks train", moves={}, cycle_s=picture.cycle_s)
     is_forced = any(b.index in picture.free and b.role not in bindings.of(b.index) for b in snapshot.blocks)
     since_s = math.inf if snapshot.last_shift_s is None else snapshot.at_s - snapshot.last_shift_s
-    is_soon = since_s < settings.dwell_s(picture.cycle_s) - 1e-6
-    if is_soon and not is_forced:
+    is_early = since_s < settings.dwell_s(picture.cycle_s) - 1e-6
+    if is_early and not is_forced:
         return Plan(reason="too soon after the last shift", moves={}, cycle_s=picture.cycle_s)
     is_moving = any(b.ready_in_s > 0 and b.index in picture.free for b in snapshot.blocks)
-    tried = _tried(picture, settings, only_new=is_soon or is_moving)
+    tried = _tried(picture, settings, only_new=is_early or is_moving)
     is_stuck = picture.now[0] not in tried
     outcome = look_ahead(picture, tried, settings)
     stay = -1 if is_forced or is_stuck else tried.tolist().index(picture.now[0])
@@ -91,12 +91,13 @@ def _why_not(snapshot: Snapshot, bindings: Bindings = ANY) -> str:
 
 
 def _tried(picture: Picture, settings: PlannerSettings, *, only_new: bool) -> NDArray[np.int64]:
-    """`only_new`: those that serve inference already stay."""
+    """`only_new`: only blocks without a role get one."""
     tried = splits(picture, settings)
+    if only_new:
+        stays = (tried >= picture.now[0]) & (len(picture.free) - tried >= picture.now[1])
+        tried = tried[stays] if stays.any() else tried
     goes_on = _goes_on(picture, tried)
-    tried = tried[goes_on] if goes_on.any() else tried
-    stays = (tried >= picture.now[0]) & (tried <= len(picture.free) - picture.now[1])
-    return tried[stays] if only_new and stays.any() else tried
+    return tried[goes_on] if goes_on.any() else tried
 
 
 def _goes_on(picture: Picture, num_rollout: NDArray[np.int64]) -> NDArray[np.bool_]:

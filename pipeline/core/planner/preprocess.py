@@ -94,7 +94,10 @@ class Picture:
     """0: nobody trains."""
     is_training: bool
     enters: tuple[float | None, ...]  # [classes]
-    """Seconds until a class that is not there yet enters; inf: when A is trained; None: it is there, or never comes."""
+    """Seconds until a class that is not there yet may enter; inf: when A is trained; None: it is there, or never
+    comes."""
+    waits: tuple[bool, ...]  # [classes]
+    """Whether it also waits for the class before it to be judged."""
     num_sequences: int
     staleness: int
     cycle_s: float
@@ -138,6 +141,7 @@ def preprocess(snapshot: Snapshot, bindings: Bindings = ANY) -> Picture:
         training_left_s=left_s,
         is_training=is_training,
         enters=tuple(_enters(snapshot, first, k, left_s) for k in range(NUM_CLASSES)),
+        waits=tuple(snapshot.in_pairs and k > 0 and (first + k) % 2 == 0 for k in range(NUM_CLASSES)),
         num_sequences=snapshot.num_sequences,
         staleness=snapshot.staleness,
         cycle_s=max(

@@ -179,3 +179,15 @@ def test_a_shift_that_pays_is_made_at_the_first_opportunity(shift_costs: float) 
     stay = next(c for c in plan.candidates if c.num_rollout == 6)
     assert plan.candidates[plan.chosen].value_s < stay.value_s - DEFAULT.epsilon * plan.cycle_s
     assert decide(replace(seen, at_s=seen.at_s + 1e4), DEFAULT).moves == plan.moves
+
+
+def test_without_a_penalty_more_blocks_move() -> None:
+    """Where shifts are dear. Of blocks that have a role: the others must get one."""
+    nums = []
+    for is_penalized in (True, False):
+        settings, num = replace(DEFAULT, is_penalized=is_penalized), 0
+        for seen in map(random_snapshot, range(60)):
+            plan = decide(replace(seen, shift_s={role: 4 * s for role, s in seen.shift_s.items()}), settings)
+            num += len(plan.moves) if plan.reason == "the gain exceeds the threshold" else 0
+        nums.append(num)
+    assert nums[1] > 1.2 * nums[0]

@@ -1,0 +1,129 @@
+"""One moment of a simulated shiftable run: what the planner sees there, and what it would do."""
+
+from dataclasses import dataclass
+
+from pipeline.core.events import Role
+from pipeline.core.planner.planner import Plan, decide
+from pipeline.core.planner.settings import DEFAULT, PlannerSettings
+from pipeline.core.snapshot import Snapshot
+from pipeline.simulator.admission import Admission
+from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
+from pipeline.simulator.shiftable import Shiftable
+from pipeline.simulator.simulation import Simulation
+
+VERSION = 3
+"""The first steps fill up; from then on one cycle is like the next."""
+_MOST_VERSIONS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """One of those in the cycle that follows: GPUs of rollout and reward, before and after."""
+
+    at_s: float
+    before: tuple[int, int]
+    after: tuple[int, int]
+    gain_s: float | None
+    """None: the blocks had no role before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    snapshot: Snapshot
+    plan: Plan
+    num_asked: int
+    """How often the planner was asked in the cycle from then on, or before its next version."""
+    shifts: tuple[Shift, ...]
+    """What it shifted in it."""
+
+
+class _Watched(Shiftable):
+    """Keeps what the planner saw at each plan."""
+
+    seen: list[Snapshot]
+
+    def begin(self, sim: Simulation) -> None:
+        self.seen = []
+        super().begin(sim)
+
+    def plan(self, sim: Simulation) -> None:
+        super().plan(sim)
+        self.seen.append(self.last)
+
+    def snapshot(self, sim: Simulation) -> Snapshot:
+        self.last = super().snapshot(sim)
+        return self.last
+
+
+def look_at(
+    setup: Setup,
+    schedule: Schedule,
+    *,
+    settings: PlannerSettings = DEFAULT,
+    beliefs: Beliefs = RIGHT,
+    seed: int = 0,
+    at_s: float | None = None,
+    version: int | None = None,
+) -> Moment:
+    """At `at_s`, or when the `version` is published. Neither: the first plan after `VERSION` that compares splits.
+
+    Raises ValueError for a schedule that is not shiftable, or a moment that is too late to be simulated.
+    """
+    if schedule.mode is not ModeName.SHIFTABLE:
+        raise ValueError(f"{schedule} has no planner")
+    mode = _Watched(
+        setup.believed(beliefs),
+        train_gpus=schedule.train,
+        staleness=schedule.staleness,
+        admission=schedule.admission,
+        judges_together=schedule.judging is Admission.BARRIER,
+        settings=settings,
+    )
+    sim = Simulation(setup, mode, seed=seed, num_steps=_MOST_VERSIONS)
+    if at_s is not None:
+        return _at(sim, mode, at_s, settings)
+    wanted = VERSION if version is None else version
+    if wanted >= _MOST_VERSIONS:
+        raise ValueError(f"version {wanted} is late; valid: below {_MOST_VERSIONS}")
+    sim.run_until(wanted)
+    first = len(mode.plans)
+    sim.run_until(wanted + 1)
+    ahead = range(first, len(mode.plans))
+    if version is None:
+        ahead = range(next((i for i in ahead if mode.plans[i][1].candidates), first), len(mode.plans))
+    return _moment(mode, mode.seen[ahead[0]], mode.plans[ahead[0]][1], ahead)
+
+
+def _at(sim: Simulation, mode: _Watched, at_s: float, settings: PlannerSettings) -> Moment:
+    found: list[tuple[Snapshot, Plan, int]] = []
+
+    def look() -> None:
+        snapshot = mode.snapshot(sim)
+        found.append((snapshot, decide(snapshot, settings), len(mode.plans)))
+
+    sim.at(at_s, look)
+    while not found:
+        if sim.version + 1 >= _MOST_VERSIONS:
+            raise ValueError(f"{at_s:g} s is later than version {sim.version}, at {sim.now:.0f} s, the last simulated")
+        sim.run_until(sim.version + 1)
+    ((snapshot, plan, first),) = found
+    return _moment(mode, snapshot, plan, range(first, len(mode.plans)))
+
+
+def _moment(mode: _Watched, snapshot: Snapshot, plan: Plan, asked: range) -> Moment:
+    shifts = [_shift(mode.seen[i], mode.plans[i][1]) for i in asked if mode.plans[i][1].moves]
+    return Moment(snapshot=snapshot, plan=plan, num_asked=len(asked), shifts=tuple(shifts))
+
+
+def _shift(seen: Snapshot, plan: Plan) -> Shift:
+    chosen = plan.candidates[plan.chosen]
+    roles = {block.index: block.role for block in seen.blocks}
+
+    def gpus(bound: dict[int, Role | None]) -> tuple[int, int]:
+        num = [sum(role is wanted for role in bound.values()) for wanted in (Role.ROLLOUT, Role.REWARD)]
+        return num[0] * seen.block_slots, num[1] * seen.block_slots
+
+    before, after = gpus(roles), gpus({**roles, **plan.moves})
+    has_stay = all(roles[index] in INFERENCE for index in plan.moves)
+    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=chosen.gain_s if has_stay else None)
