@@ -11,6 +11,7 @@ from pipeline.core.events import Role
 from pipeline.core.planner.bindings import ANY, Bindings, rollout_reward_only, training_only
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.scheduler import Abort, Scheduler
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode, Shift
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.lengths import Lengths, lognormal_mixture, measured_lengths
@@ -88,6 +89,8 @@ def odd_run(seed: int) -> Simulation:
         seed=seed,
         beliefs=beliefs,
         staleness=rng.choice((0, 1, 1, 2)),
+        admission=rng.choice(list(Admission)),
+        judges_together=rng.random() < 0.3,
     )
 
 

@@ -103,12 +103,16 @@ def _tried(picture: Picture, settings: PlannerSettings, *, only_new: bool) -> ND
 def _goes_on(picture: Picture, num_rollout: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether anything does: not if all that is to be done waits for a role that has no block. The look-ahead would
     move blocks later, but each plan could say so again. What each role can do without the other is finite, so a run
-    whose planner never stays like this comes to its end."""
-    num_reward = len(picture.free) - num_rollout
-    found: NDArray[np.bool_] = np.zeros(len(num_rollout), dtype=bool)
-    for data, num in ((picture.rollout, num_rollout), (picture.reward, num_reward)):
-        if data.ages.sum() + data.waiting.sum() > 0:
-            found |= num > 0
+    whose planner never stays like this comes to its end.
+
+    Responses may have to wait for the rest of their step (`placement.admission`), so those whose step is not rolled out
+    do not count as work of the judge, unless it judges already.
+    """
+    rollout, reward = picture.rollout, picture.reward
+    left = rollout.ages.sum(1) + rollout.waiting
+    can_roll_out = bool(left.any())
+    can_judge = bool(reward.ages.any() or (reward.waiting * (left == 0)).any())
+    found: NDArray[np.bool_] = can_roll_out & (num_rollout > 0) | can_judge & (num_rollout < len(picture.free))
     return found
 
 

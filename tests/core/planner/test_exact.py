@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.planner.lookahead import look_ahead
-from pipeline.core.planner.planner import assign, decide
+from pipeline.core.planner.planner import _goes_on, assign, decide
 from pipeline.core.planner.preprocess import INFERENCE, preprocess
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import Snapshot
@@ -37,8 +37,8 @@ def losses_s(snapshot: Snapshot) -> tuple[float, float]:
     was = {block.index: block.role for block in snapshot.blocks}
     plan = decide(snapshot, EAGER)
     chosen = {index: plan.moves.get(index, was[index]) for index in picture.free}
-    works = {r for r in INFERENCE if picture.role(r).ages.sum() + picture.role(r).waiting.sum() > 0}
-    every = [a for a in assignments(snapshot) if not works or works & set(a.values())]
+    goes_on = dict(enumerate(_goes_on(picture, np.arange(len(picture.free) + 1))))
+    every = [a for a in assignments(snapshot) if goes_on[num_rollouts(a)] or not any(goes_on.values())]
     *every_s, chosen_s = values(snapshot, [*every, chosen])
     assert chosen_s == pytest.approx(plan.candidates[plan.chosen].value_s)
     fewest = {k: len(assign(snapshot, picture.free, k)) for k in range(len(picture.free) + 1)}

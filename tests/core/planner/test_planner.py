@@ -169,6 +169,15 @@ def test_work_that_no_block_serves_is_not_left(now: object) -> None:
     assert plan.reason == "what waits has no block" and plan.moves
 
 
+def test_what_waits_for_the_rest_of_its_step_is_no_work_of_the_judge() -> None:
+    """All of a step are judged together: 39 wait for the last one, which was aborted and waits for a block."""
+    seen = snapshot([REWARD] * 3, rollout=((0, [1.0]),), reward=((39, []),), train=(2,), staleness=0)
+    plan = decide(replace(seen, shift_s=dict.fromkeys(seen.shift_s, 1e4)), PlannerSettings(epsilon=1e3))
+    assert plan.reason == "what waits has no block" and ROLLOUT in plan.moves.values()
+    judges = replace(seen, reward=replace(seen.reward, crowds=(replace(seen.reward.crowds[0], ages=(1.0,) * 16),)))
+    assert decide(judges, PlannerSettings(epsilon=1e3)).reason == "no candidate gains enough"
+
+
 @pytest.mark.parametrize("shift_costs", [1.0, 4.0])
 def test_a_shift_that_pays_is_made_at_the_first_opportunity(shift_costs: float) -> None:
     """Plans that are made again and again must not all say *later*. Waiting never becomes the better choice while the
