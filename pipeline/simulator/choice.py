@@ -12,7 +12,7 @@ class Choice:
     predicted: dict[Schedule, float]
     """Sequences per second of all that were simulated to the end, best first."""
     dropped: dict[Schedule, float] = field(default_factory=dict)
-    """What can at most be expected of the others: of those given up early, and of those that were not simulated."""
+    """Of the others: the speed at which one was given up, or that it cannot exceed."""
     stands_for: int = 1
     """What was simulated is a cluster so many times smaller; schedules and speeds are those of the whole."""
     took_s: float = field(default=0.0, compare=False)
@@ -63,7 +63,7 @@ class Choice:
             "sequences_per_s": self.sequences_per_s,
             "gain": self.gain,
             "predicted": [{"schedule": asdict(s), "sequences_per_s": v} for s, v in self.predicted.items()],
-            "dropped": [{"schedule": asdict(s), "at_most": v} for s, v in self.dropped.items()],
+            "dropped": [{"schedule": asdict(s), "sequences_per_s": v} for s, v in self.dropped.items()],
             "stands_for": self.stands_for,
             "took_s": self.took_s,
         }
@@ -74,7 +74,7 @@ def choice_of(record: dict[str, Any]) -> Choice:
     return Choice(
         schedule=_schedule(record["schedule"]),
         predicted={_schedule(row["schedule"]): row["sequences_per_s"] for row in record["predicted"]},
-        dropped={_schedule(row["schedule"]): row["at_most"] for row in record["dropped"]},
+        dropped={_schedule(row["schedule"]): row["sequences_per_s"] for row in record["dropped"]},
         stands_for=record["stands_for"],
         took_s=record["took_s"],
     )

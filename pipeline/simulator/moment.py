@@ -65,7 +65,8 @@ def look_at(
     at_s: float | None = None,
     version: int | None = None,
 ) -> Moment:
-    """At `at_s`, or when the `version` is published. Neither: the first plan after `VERSION` that compares splits.
+    """At `at_s`, or when the `version` is published. Neither: the first shift of GPUs that serve, in the cycle after
+    `VERSION`; if it has none, the first plan there that compares splits.
 
     Raises ValueError for a schedule that is not shiftable, or a moment that is too late to be simulated.
     """
@@ -90,8 +91,20 @@ def look_at(
     sim.run_until(wanted + 1)
     ahead = range(first, len(mode.plans))
     if version is None:
-        ahead = range(next((i for i in ahead if mode.plans[i][1].candidates), first), len(mode.plans))
+        ahead = range(min(ahead, key=lambda i: _telling(mode.seen[i], mode.plans[i][1])), len(mode.plans))
     return _moment(mode, mode.seen[ahead[0]], mode.plans[ahead[0]][1], ahead)
+
+
+def _telling(seen: Snapshot, plan: Plan) -> int:
+    """0 for the plans that show most."""
+    if not plan.candidates:
+        return 2
+    return 0 if plan.moves and not _is_first_role(seen, plan) else 1
+
+
+def _is_first_role(seen: Snapshot, plan: Plan) -> bool:
+    """Whether some of the moved blocks served neither inference role."""
+    return any(block.role not in INFERENCE for block in seen.blocks if block.index in plan.moves)
 
 
 def _at(sim: Simulation, mode: _Watched, at_s: float, settings: PlannerSettings) -> Moment:
@@ -124,5 +137,5 @@ def _shift(seen: Snapshot, plan: Plan) -> Shift:
         return num[0] * seen.block_slots, num[1] * seen.block_slots
 
     before, after = gpus(roles), gpus({**roles, **plan.moves})
-    has_stay = all(roles[index] in INFERENCE for index in plan.moves)
-    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=chosen.gain_s if has_stay else None)
+    gain_s = None if _is_first_role(seen, plan) else chosen.gain_s
+    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=gain_s)
