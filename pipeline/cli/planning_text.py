@@ -47,7 +47,7 @@ def show_moment(snapshot: Snapshot, plan: Plan) -> str:
     rows = [
         (
             "version",
-            f"{snapshot.version}; steps {_steps(snapshot)} are under way, of {snapshot.num_sequences} responses",
+            f"{snapshot.version}; under way: {_steps(snapshot)}",
         ),
         *((role.value, _load(snapshot, role)) for role in (Role.ROLLOUT, Role.REWARD)),
         ("train", _train(snapshot)),
@@ -74,8 +74,9 @@ def show_moment(snapshot: Snapshot, plan: Plan) -> str:
     ]
     return (
         f"{table(rows)}\n\n{table([header, *lines])}\n\n"
-        "  value: until the step after the next one can be trained, and what that leaves undone; gain: against staying,\n"
-        "  or where GPUs have no role, against the worst; penalty: what of the value the shift itself costs"
+        "  value: until the step after the next one can be trained, and what that leaves undone\n"
+        "  gain: against staying, or where GPUs have no role, against the worst\n"
+        "  penalty: what of the value the shift itself costs"
     )
 
 
@@ -113,7 +114,7 @@ def moment_as_json(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
 
 
 def _training(schedule: Schedule) -> str:
-    return f"{schedule.train} GPUs train" + ("" if schedule.mode is not ModeName.SHIFTABLE else ", as long as they do")
+    return f"{schedule.train} GPUs train" + (" a step when it is judged" if schedule.mode is ModeName.SHIFTABLE else "")
 
 
 def _gain(choice: Choice) -> str:
@@ -124,7 +125,7 @@ def _gain(choice: Choice) -> str:
 
 
 def _left_out(choice: Choice) -> str:
-    return f"{len(choice.dropped)} cannot win" if choice.dropped else "all"
+    return f"{len(choice.dropped)} cannot win" if choice.dropped else "none left out"
 
 
 def _some(choice: Choice, shown: list[Schedule]) -> Iterable[tuple[Schedule, float]]:
@@ -140,7 +141,9 @@ def _ordinal(scale: int) -> str:
 
 def _steps(snapshot: Snapshot) -> str:
     steps = [str(crowd.step + 1) for crowd in snapshot.rollout.crowds]
-    return ", ".join(steps) or "none"
+    if not steps:
+        return "nothing"
+    return f"step{'s' * (len(steps) > 1)} {', '.join(steps)}, of {snapshot.num_sequences} responses"
 
 
 def _load(snapshot: Snapshot, role: Role) -> str:
