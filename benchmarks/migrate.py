@@ -43,6 +43,7 @@ from pipeline.controller import Controller
 from pipeline.core import core
 from pipeline.core.decisions import Abort, Decision, Dispatch
 from pipeline.core.events import BatchCommitted, Event, Finish, SegmentClosed
+from pipeline.core.sequences import Sequence
 from pipeline.queue.client import QueueClient
 from pipeline.queue.schema import SequenceRow
 from pipeline.run_folder import RunFolder, read_json
@@ -109,14 +110,14 @@ class MigratingCore(core.Core):
             self._client = QueueClient(place["endpoint"], secret, self._attempt, 30.0)
         return self._client
 
-    def choose(self, waiting: Iterable[str], load: Mapping[str, int]) -> dict[str, list[str]]:
+    def choose(self, waiting: Iterable[Sequence], load: Mapping[str, int]) -> dict[str, list[Sequence]]:
         """In place of choose_dispatch: both replicas share what is new, and get what the other one gave back."""
         if not load or (len(load) < 2 and next(iter(load)).startswith("rollout")):
             return {}  # until both are there
-        chosen: dict[str, list[str]] = {task: [] for task in load}
-        for id in waiting:
-            others = [task for task in load if task != self._last.get(id)]
-            chosen[min(others, key=lambda task: load[task] + len(chosen[task]))].append(id)
+        chosen: dict[str, list[Sequence]] = {task: [] for task in load}
+        for seq in waiting:
+            others = [task for task in load if task != self._last.get(seq.id)]
+            chosen[min(others, key=lambda task: load[task] + len(chosen[task]))].append(seq)
         return {task: ids for task, ids in chosen.items() if ids}
 
     def handle(self, event: Event, now: float) -> list[Decision]:

@@ -43,7 +43,7 @@ MUST = {
 def looks(setup: Setup, beliefs: Beliefs) -> tuple[list[Snapshot], list[dict[str, float]]]:
     num, block = setup.num_gpus, setup.block
     schedule = Schedule(mode=ModeName.TRAINER_POOL, rollout=num // 8 * 3, reward=num // 8 * 3, train=num // 4)
-    sim = Simulation(setup, schedule.policy(), seed=0, num_steps=STEPS)
+    sim = Simulation(setup, schedule.policy(setup), seed=0, num_steps=STEPS)
     train_blocks = range((num - num // 4) // block, num // block)
     monitor = monitor_of(setup.believed(beliefs), train_blocks=train_blocks, staleness=1, num_steps=STEPS)
     observer, seen, costs = Observer(monitor), [], []

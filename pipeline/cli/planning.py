@@ -14,10 +14,11 @@ from pipeline.cli.planning_text import moment_as_json, show_choice, show_cycle, 
 from pipeline.cli.runs import DEFAULT_ROOT, find_run, holds_run, how_it_stands, read_status
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError, RunError
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
 from pipeline.simulator.forecast import setup_of
 from pipeline.simulator.guard import choose
-from pipeline.simulator.modes import Admission, Schedule, shiftable_schedule, train_sizes
+from pipeline.simulator.modes import Schedule, shiftable_schedule, train_sizes
 from pipeline.simulator.moment import Moment, look_at
 from pipeline.simulator.setup import Beliefs, Setup
 
@@ -100,10 +101,8 @@ def _shiftable(small: Setup, choice: Choice, staleness: int, judging: Admission)
     """The best shiftable schedule, on the cluster that is simulated; none was simulated to the end: the one whose
     training is as large as that of the best static one."""
     best = choice.best_shiftable
-    train = (best or choice.schedule).train // choice.stands_for
-    schedule = shiftable_schedule(
-        small, max(train, min(train_sizes(small))), best.admission if best else Admission.STREAM
-    )
+    train = max((best or choice.schedule).train // choice.stands_for, min(train_sizes(small)))
+    schedule = shiftable_schedule(small, train, best.admission) if best else shiftable_schedule(small, train)
     return schedule.bound_to(staleness, judging)
 
 

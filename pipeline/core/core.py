@@ -24,7 +24,7 @@ from pipeline.core.events import Role
 from pipeline.core.fleet import Worker
 from pipeline.core.outbox import Outbox
 from pipeline.core.scheduler import choose_dispatch
-from pipeline.core.sequences import WAITING, Sequences, plan_batch
+from pipeline.core.sequences import WAITING, Sequence, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.tasks import Task, Tasks
 
@@ -271,20 +271,21 @@ class Core:
         for worker in ready:
             if worker.name not in tasks.values():
                 self._start_task(stage, step, worker)
-        waiting = [i for i in self.sequences.waiting[WAITING[role]] if self.sequences[i].step == step.step]
+        queue = (self.sequences[i] for i in self.sequences.waiting[WAITING[role]])
+        waiting = [seq for seq in queue if seq.step == step.step]
         if role is Role.ROLLOUT:
             current = self.versions.current
             ready = [worker for worker in ready if worker.version == current]
-            waiting = [i for i in waiting if self._oldest_version(i) <= current]
+            waiting = [seq for seq in waiting if self._oldest_version(seq) <= current]
         names = {worker.name for worker in ready}
         load = {t: self._load(w) for t, w in tasks.items() if w in names and not self._tasks[t].is_ending}
-        for task, ids in choose_dispatch(waiting, load).items():
+        for task, chosen in choose_dispatch(waiting, load).items():
+            ids = tuple(seq.id for seq in chosen)
             turns = tuple(self.sequences.dispatch(i, task) for i in ids)
-            self._out.emit(Dispatch(task=task, worker=tasks[task], ids=tuple(ids), turns=turns))
+            self._out.emit(Dispatch(task=task, worker=tasks[task], ids=ids, turns=turns))
 
-    def _oldest_version(self, seq_id: str) -> int:
+    def _oldest_version(self, seq: Sequence) -> int:
         """The sequence may go on only under this version or a newer one."""
-        seq = self.sequences[seq_id]
         return max(self.plan.oldest_version(seq.step), seq.max_version or 0)
 
     def _load(self, worker: str) -> int:

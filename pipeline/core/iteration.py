@@ -29,8 +29,11 @@ class IterationCost:
 
     def iteration_s(self, num_sequences: float, context_tokens: float) -> float:
         """One iteration of `num_sequences` whose contexts add up to `context_tokens`."""
-        read = self._read_s(num_sequences) + context_tokens * self.kv_s
-        return max(read, num_sequences * self.compute_s) + self._fixed_s(num_sequences)
+        read_s, compute_s = self.weights_s + context_tokens * self.kv_s, num_sequences * self.compute_s
+        if self.experts_s:
+            read_s += self.experts_s * (1 - self.miss**num_sequences)
+        longer_s = read_s if read_s > compute_s else compute_s
+        return longer_s + self.overhead_s + num_sequences * self.per_sequence_s
 
     def iterations_s(self, num: float, num_sequences: float, context_tokens: float) -> float:
         """`num` iterations in a row, the contexts growing with each."""

@@ -114,6 +114,11 @@ class Sequence:
     def state(self) -> SequenceState:
         return self.place.state
 
+    @property
+    def generated(self) -> int:
+        """Tokens that are known of the role which serves it. A judge's are not known before its verdict."""
+        return self.num_tokens if self.place.role is Role.ROLLOUT else 0
+
 
 def group_of(seq_id: str) -> str:
     """The responses to one prompt in one step share this."""

@@ -88,6 +88,8 @@ class Snapshot:
     """Steps that were admitted; the next has this number."""
     num_steps: int
     """That are ever admitted."""
+    in_pairs: bool = False
+    """Even steps wait for the one before to be judged."""
     blocks: tuple[BlockView, ...]
     block_slots: int
     rollout: RoleView

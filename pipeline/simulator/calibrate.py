@@ -19,9 +19,10 @@ import numpy as np
 from pipeline.core.events import Finish, SegmentClosed, SegmentInfo, TaskEnded, TaskStarted
 from pipeline.core.iteration import IterationCost
 from pipeline.journal import read_journal
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.cost import MeasuredTrain, RoleCost
 from pipeline.simulator.lengths import Array
-from pipeline.simulator.modes import Admission, ModeName, Schedule
+from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import Measured, Setup
 

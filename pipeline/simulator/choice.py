@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pipeline.simulator.modes import Admission, ModeName, Schedule
+from pipeline.simulator.admission import Admission
+from pipeline.simulator.modes import ModeName, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Choice:
             "sequences_per_s": self.sequences_per_s,
             "gain": self.gain,
             "predicted": [{"schedule": asdict(s), "sequences_per_s": v} for s, v in self.predicted.items()],
-            "dropped": [{"schedule": asdict(s), "sequences_per_s": v} for s, v in self.dropped.items()],
+            "dropped": [{"schedule": asdict(s), "at_most": v} for s, v in self.dropped.items()],
             "stands_for": self.stands_for,
             "took_s": self.took_s,
         }
@@ -74,7 +75,7 @@ def choice_of(record: dict[str, Any]) -> Choice:
     return Choice(
         schedule=_schedule(record["schedule"]),
         predicted={_schedule(row["schedule"]): row["sequences_per_s"] for row in record["predicted"]},
-        dropped={_schedule(row["schedule"]): row["sequences_per_s"] for row in record["dropped"]},
+        dropped={_schedule(row["schedule"]): row["at_most"] for row in record["dropped"]},
         stands_for=record["stands_for"],
         took_s=record["took_s"],
     )

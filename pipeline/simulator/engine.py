@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pipeline.core.events import Role
 from pipeline.core.iteration import IterationCost
 
-_HEADROOM_TOKENS = 700
-"""Free KV cache per running sequence before another is taken: an eighth of a mean response (assumed)."""
 _ITERATIONS_FREED = 128
 """A preemption makes room for so many iterations, so that the next one is not at once."""
 _NEARLY = 1e-6  # tokens: rounding of the closed form and its inverse
@@ -102,15 +100,6 @@ class Replica:
     def generated(self, sequence: Sequence) -> float:
         """By now, of one that runs here."""
         return max(0.0, self.length(sequence) - (sequence.finish_at - self.stepped))
-
-    def has_room(self, sequence: Sequence) -> bool:
-        if not self.running:
-            return True
-        need = self.held + self.prompt_tokens(sequence) + sequence.generated
-        return (
-            len(self.running) < self.max_num_seqs
-            and need + _HEADROOM_TOKENS * (len(self.running) + 1) <= self.kv_tokens
-        )
 
     def advance(self, now: float) -> None:
         start = max(self.at, self.prefilled_at)

@@ -10,10 +10,10 @@ from typing import Protocol
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.core.planner.settings import PlannerSettings
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
 from pipeline.simulator.modes import (
-    Admission,
     ModeName,
     Schedule,
     shiftable_schedule,

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
 from pipeline.simulator.modes import (
-    Admission,
     ModeName,
     Schedule,
     shiftable_schedule,
@@ -109,7 +109,7 @@ class _Search:
         best = max(self.found, key=lambda s: self.found[s])
         self._race(shiftable_schedule(self.believed, size) for size in sizes)
         if top := self._best_shiftable():
-            self._race([shiftable_schedule(self.believed, top.train, Admission.HALF)])
+            self._race([shiftable_schedule(self.believed, top.train, Admission.STREAM)])
             top = self._best_shiftable() or top
             if self.found[top] > MARGIN * self.found[best]:
                 best = top

@@ -6,9 +6,8 @@
     trainer_pool               disaggregated, and GPUs that do not train roll out meanwhile
     shiftable                  the planner gives GPUs to roles while steps run; how many train is fixed
 
-Admission: `stream` takes the next step as soon as the staleness bound allows it, `barrier` also waits for the last
-response of the step before, `half` for half of its responses. Judging (a run's `placement.admission`): `stream` judges
-each response when it is there, `barrier` all of a step together.
+Judging (a run's `placement.admission`): `stream` judges each response when it is there, `barrier` all of a step
+together.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from enum import StrEnum
 
 from pipeline.core.events import Role
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import Block
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.shiftable import Shiftable
@@ -28,16 +28,6 @@ class ModeName(StrEnum):
     ROLLOUT_REWARD_COLOCATED = "rollout_reward_colocated"
     TRAINER_POOL = "trainer_pool"
     SHIFTABLE = "shiftable"
-
-
-class Admission(StrEnum):
-    STREAM = "stream"
-    HALF = "half"
-    BARRIER = "barrier"
-
-    def needs(self, num_sequences: int) -> int:
-        """Responses of the step before."""
-        return {Admission.STREAM: 0, Admission.HALF: num_sequences // 2, Admission.BARRIER: num_sequences}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,7 @@ class Schedule:
                 believed,
                 train_gpus=self.train,
                 staleness=self.staleness,
-                num_before=self.admission.needs(believed.workload.num_sequences),
+                admission=self.admission,
                 judges_together=self.judging is Admission.BARRIER,
                 settings=settings,
             )
@@ -91,8 +81,7 @@ class _Static:
                 sim.bind(block, role, at_once=True)
 
     def may_admit(self, sim: Simulation, step: int) -> bool:
-        needed = self.schedule.admission.needs(sim.setup.workload.num_sequences)
-        return step == 0 or sim.steps[step - 1].num_rolled_out >= needed
+        return self.schedule.admission.admits(sim, step)
 
     def on_admitted(self, sim: Simulation, step: int) -> None: ...
 
@@ -169,7 +158,7 @@ def train_sizes(setup: Setup) -> list[int]:
     return list(range(unit, setup.num_gpus + 1, unit))
 
 
-def shiftable_schedule(setup: Setup, train: int, admission: Admission = Admission.STREAM) -> Schedule:
+def shiftable_schedule(setup: Setup, train: int, admission: Admission = Admission.PAIRS) -> Schedule:
     return Schedule(mode=ModeName.SHIFTABLE, rollout=setup.num_gpus, train=train, admission=admission)
 
 

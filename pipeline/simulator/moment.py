@@ -6,7 +6,8 @@ from pipeline.core.events import Role
 from pipeline.core.planner.planner import Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
-from pipeline.simulator.modes import Admission, ModeName, Schedule
+from pipeline.simulator.admission import Admission
+from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
@@ -76,7 +77,7 @@ def look_at(
         setup.believed(beliefs),
         train_gpus=schedule.train,
         staleness=schedule.staleness,
-        num_before=schedule.admission.needs(setup.workload.num_sequences),
+        admission=schedule.admission,
         judges_together=schedule.judging is Admission.BARRIER,
         settings=settings,
     )

@@ -157,7 +157,7 @@ class Observer:
 
     def _queues(self, sim: Simulation) -> Iterable[Report]:
         for role in INFERENCE:
-            waiting = sim.queues[role].ages()
+            waiting = [(entry[-1].step, entry[-1].generated) for entry in sim.queues[role].heap]
             fresh: dict[int, int] = {}
             for step, age in waiting:
                 if not age:

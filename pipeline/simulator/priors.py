@@ -16,7 +16,9 @@ _NUM_BINS = {Role.ROLLOUT: 32, Role.REWARD: 16}
 """Of age: 512 tokens at a limit of 16,384, and 256 at one of 4,096. More were no gain."""
 
 
-def monitor_of(believed: Setup, *, train_blocks: Sequence[int], staleness: int, num_steps: int) -> Monitor:
+def monitor_of(
+    believed: Setup, *, train_blocks: Sequence[int], staleness: int, num_steps: int, in_pairs: bool = False
+) -> Monitor:
     """Of a run of `num_steps` that has not begun, by what is believed of it (`Setup.believed`)."""
     num_train_gpus = max(1, len(train_blocks)) * believed.block
     shift_s = {
@@ -33,6 +35,7 @@ def monitor_of(believed: Setup, *, train_blocks: Sequence[int], staleness: int, 
             num_sequences=believed.workload.num_sequences,
             num_admitted=0,
             num_steps=num_steps + NUM_AHEAD,
+            in_pairs=in_pairs,
             blocks=tuple(BlockView(index=b.index, node=b.node, role=None) for b in make_blocks(believed, [])),
             block_slots=believed.block,
             rollout=_believed_role(believed, Role.ROLLOUT),

@@ -1,9 +1,11 @@
 """The mode in which GPUs change roles while steps run: the core's planner, driven by the virtual clock."""
 
 from pipeline.core.events import Role
+from pipeline.core.planner.bindings import ANY, Bindings
 from pipeline.core.planner.planner import Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.setup import Setup
@@ -20,14 +22,15 @@ class Shiftable:
         *,
         train_gpus: int,
         staleness: int = 1,
-        num_before: int = 0,
+        admission: Admission = Admission.STREAM,
         judges_together: bool = False,
         settings: PlannerSettings = DEFAULT,
+        bindings: Bindings = ANY,
     ) -> None:
-        """`believed`: the setup as the planner believes it to be; `num_before`: responses of a step that must be there
-        before the next one is admitted."""
-        self.believed, self.settings, self.judges_together = believed, settings, judges_together
-        self.train_gpus, self.staleness, self.num_before = train_gpus, staleness, num_before
+        """`believed`: the setup as the planner believes it to be."""
+        self.believed, self.settings, self.bindings = believed, settings, bindings
+        self.train_gpus, self.staleness, self.admission = train_gpus, staleness, admission
+        self.judges_together = judges_together
         self.plans: list[tuple[float, Plan]] = []
         self._alarm = 0
         self._is_asked = False
@@ -35,18 +38,19 @@ class Shiftable:
     def begin(self, sim: Simulation) -> None:
         sim.train_blocks = sim.blocks[len(sim.blocks) - self.train_gpus // sim.setup.block :]
         for block in sim.blocks:
-            sim.bind(block, Role.ROLLOUT, at_once=True)
+            sim.bind(block, next(iter(self.bindings.of(block.index)), Role.TRAIN), at_once=True)
         monitor = monitor_of(
             self.believed,
             train_blocks=[block.index for block in sim.train_blocks],
             staleness=self.staleness,
             num_steps=sim.num_steps,
+            in_pairs=self.admission is Admission.PAIRS,
         )
         self.observer = Observer(monitor)
         self._ask(sim)
 
     def may_admit(self, sim: Simulation, step: int) -> bool:
-        return step == 0 or sim.steps[step - 1].num_rolled_out >= self.num_before
+        return self.admission.admits(sim, step)
 
     def on_admitted(self, sim: Simulation, step: int) -> None:
         self._ask(sim)
@@ -71,7 +75,7 @@ class Shiftable:
 
     def plan(self, sim: Simulation) -> None:
         self._is_asked = False
-        plan = decide(self.snapshot(sim), self.settings)
+        plan = decide(self.snapshot(sim), self.settings, self.bindings)
         self.plans.append((sim.now, plan))
         self.perform(sim, plan)
 

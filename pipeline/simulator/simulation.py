@@ -10,19 +10,22 @@ import heapq
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from pipeline.core.errors import RunError
 from pipeline.core.events import Role
+from pipeline.core.scheduler import Scheduler, WaitingQueue
 from pipeline.simulator.cluster import Block, LostNode, SlowGpu, StepTimes, Usage, make_blocks
-from pipeline.simulator.dispatch import Dispatch, LeastLoaded, WaitingQueue
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.setup import INFERENCE, Setup
 
 NUM_AHEAD = 3
 """Steps admitted beyond the last one counted, so that the end looks like the middle."""
+_REMAINING = 0.6
+"""Of a mean length: what a running sequence has before it, on average (assumed)."""
 
 
 class Mode(Protocol):
@@ -57,15 +60,15 @@ class Simulation:
         seed: int,
         num_steps: int,
         scenarios: Listed[LostNode | SlowGpu] = (),
-        dispatch: Callable[[float], Dispatch] = LeastLoaded,
+        scheduler: Callable[[float, float], Scheduler[Sequence, Replica]] = Scheduler,
         is_traced: bool = False,
     ) -> None:
-        """`dispatch` makes the scheduler of a role from the prefill that may wait at a replica, in seconds."""
+        """`scheduler` makes the scheduler of a role from the prefill that may wait at a replica, in seconds."""
         self.setup, self.mode, self.seed, self.num_steps = setup, mode, seed, num_steps
         self.now, self.version = 0.0, 0
         self.blocks = make_blocks(setup, [s for s in scenarios if isinstance(s, SlowGpu)])
         self.train_blocks: list[Block] = []
-        self.queues = {role: WaitingQueue() for role in INFERENCE}
+        self.queues: dict[Role, WaitingQueue[Sequence]] = {role: WaitingQueue() for role in INFERENCE}
         self.replicas: dict[Role, list[Replica]] = {role: [] for role in INFERENCE}
         self.steps: list[StepTimes] = []
         self.training: int | None = None
@@ -76,7 +79,11 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = itertools.count()
         self._ids, self._indices = itertools.count(), itertools.count()
-        self._dispatch = {role: dispatch(setup.max_prefill_backlog_s) for role in INFERENCE}
+        self._schedulers = {
+            role: scheduler(setup.max_prefill_backlog_s, _REMAINING * setup.workload.lengths(role).mean)
+            for role in INFERENCE
+        }
+        self._ask_again = {role: partial(self._fill_at, role) for role in INFERENCE}
         self._is_begun = False
         self._train_alarm = 0
         self.held_back: list[Sequence] = []
@@ -167,21 +174,21 @@ class Simulation:
             self._fill(Role.ROLLOUT)
 
     def _fill(self, role: Role) -> None:
-        if len(self.queues[role]):
-            for replica in self._dispatch[role].fill(self.queues[role], self.now, self._wait_for_prefill):
+        queue = self.queues[role]
+        if queue.heap:
+            changed: dict[int, Replica] = {}
+            for sequence, replica in self._schedulers[role].dispatches(queue, self.now, self._ask_again[role]):
+                replica.add(sequence, self.now)
+                changed[replica.index] = replica
+            for replica in changed.values():
                 self._retime(replica)
-        if role in self._uneven and not len(self.queues[role]):
+        if role in self._uneven and not queue.heap:
             self._uneven.discard(role)
             self._migrate(role)
             self._fill(role)
 
-    def _wait_for_prefill(self, replica: Replica, when: float) -> None:
-        self.at(when, self._offer, replica)
-
-    def _offer(self, replica: Replica) -> None:
-        if not replica.is_dead:
-            self._dispatch[replica.role].offer(replica)
-            self._fill(replica.role)
+    def _fill_at(self, role: Role, when: float) -> None:
+        self.at(when, self._fill, role)
 
     # --- engines
 
@@ -197,7 +204,7 @@ class Simulation:
         self._advance(replica)
         done, out = replica.finished(), replica.preempted()
         self.queues[replica.role].put(out)
-        self._dispatch[replica.role].offer(replica)  # first: the end of a response may admit a step
+        self._schedulers[replica.role].offer(replica)  # first: the end of a response may admit a step
         if self.finishes is not None:
             self.finishes += [(replica.role, s.step, replica.length(s)) for s in done]
         for sequence in done:
@@ -236,6 +243,7 @@ class Simulation:
         self._advance(replica)
         out = replica.abort(self.now)
         replica.is_dead = True
+        self._schedulers[replica.role].withdraw(replica)
         self.replicas[replica.role].remove(replica)
         self.usage.add(replica)
         return out
@@ -270,7 +278,7 @@ class Simulation:
             )
             block.replicas.append(replica)
             self.replicas[role].append(replica)
-            self._dispatch[role].offer(replica)
+            self._schedulers[role].offer(replica)
         if role not in self._settling:
             self._settling.add(role)
             self.at(self.now, self._settle, role)
@@ -284,13 +292,15 @@ class Simulation:
     def _migrate(self, role: Role) -> None:
         for replica in self.replicas[role]:
             self._advance(replica)
-        plan = self._dispatch[role].plan_migration(self.replicas[role], self.setup.workload.lengths(role).mean)
+        plan = self._schedulers[role].migrations(self.replicas[role], self.now)
         for replica, num in plan:
             out = replica.abort(self.now, num)
             self.usage.num_migrated += len(out)
             self.queues[role].put(out)
             self._retime(replica)
-            self._dispatch[role].offer(replica)
+            self._schedulers[role].offer(replica)
+        if plan:  # what had to wait for prefill may follow
+            self.at(self.now + self.setup.max_prefill_backlog_s, self._settle, role)
 
     def _lose(self, scenario: LostNode) -> None:
         for block in self.blocks:

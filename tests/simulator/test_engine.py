@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.events import Role
 from pipeline.core.iteration import IterationCost
+from pipeline.core.scheduler import has_room
 from pipeline.simulator.engine import Replica, Sequence
 
 COST = IterationCost(overhead_s=0.01, prefill_s=0.001)  # 10 ms per iteration, 1 ms per token of a prompt
@@ -75,25 +76,6 @@ def test_a_group_on_one_replica_shares_its_prefix() -> None:
     assert len(engine.finished()) == 3 and engine.held == 0
 
 
-def test_room_ends_with_the_batch_and_with_the_cache() -> None:
-    engine = replica(kv=2500)
-    assert engine.has_room(sequence(1))
-    engine.add(sequence(1), 0.0)
-    assert engine.has_room(sequence(2))  # 100 + 100 + 2 x 700
-    engine.add(sequence(2), 0.0)
-    assert engine.has_room(sequence(3))  # 3 x 100 + 3 x 700
-    engine.add(sequence(3), 0.0)
-    assert not engine.has_room(sequence(4))  # 4 x 100 + 4 x 700
-    many = replica()
-    for id in range(4):
-        many.add(sequence(id), 0.0)
-    assert not many.has_room(sequence(5))
-
-
-def test_an_empty_engine_takes_even_what_is_larger_than_its_cache() -> None:
-    assert replica(kv=50).has_room(sequence(1))
-
-
 def test_a_full_cache_preempts_the_last_to_come() -> None:
     engine = replica(kv=1000)
     for id in (1, 2, 3):
@@ -125,7 +107,7 @@ def test_tokens_are_neither_lost_nor_made_up(steps: list[tuple[str, int]], share
     cost = IterationCost(weights_s=0.003, kv_s=1e-6, compute_s=0.002, overhead_s=0.001, prefill_s=1e-4)
     engine, now, ids, out = replica(cost=cost, kv=3000, shares=shares), 0.0, 0, []
     for what, number in steps:
-        if what == "add" and engine.has_room(waiting := sequence(ids, number, group=number % 3)):
+        if what == "add" and has_room(engine, waiting := sequence(ids, number, group=number % 3)):
             ids += 1
             engine.add(waiting, now)
         elif what == "wait":

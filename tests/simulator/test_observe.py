@@ -11,10 +11,11 @@ import pytest
 from pipeline.core.events import Role
 from pipeline.core.length_model import count_ages
 from pipeline.core.snapshot import Snapshot
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode
 from pipeline.simulator.engine import Replica
 from pipeline.simulator.lengths import lognormal_mixture
-from pipeline.simulator.modes import Admission, ModeName, Schedule
+from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.result import measure
@@ -51,7 +52,7 @@ class Watched:
         scenarios: Sequence[LostNode] = (),
     ) -> None:
         self.setup = setup or setup_of()
-        self.sim = Simulation(self.setup, schedule.policy(), seed=0, num_steps=num_steps, scenarios=scenarios)
+        self.sim = Simulation(self.setup, schedule.policy(self.setup), seed=0, num_steps=num_steps, scenarios=scenarios)
         first = (self.setup.num_gpus - schedule.train) // self.setup.block
         self.monitor = monitor_of(
             self.setup.believed(beliefs or Beliefs()),
@@ -77,7 +78,7 @@ class Watched:
 
 @pytest.mark.parametrize("schedule", [POOL, BARRIER, COLOCATED], ids=str)
 def test_looking_changes_nothing(schedule: Schedule) -> None:
-    unseen = Simulation(setup_of(), schedule.policy(), seed=0, num_steps=6)
+    unseen = Simulation(setup_of(), schedule.policy(setup_of()), seed=0, num_steps=6)
     unseen.run_until(6)
     watched = Watched(schedule, num_steps=6).run()
     assert len(watched.seen) > 10
@@ -181,7 +182,7 @@ def test_an_engine_that_slows_down_is_followed_within_3_percent() -> None:
 
 def test_wrong_shift_times_are_right_also_if_one_looked_only_at_the_end() -> None:
     setup = setup_of()
-    sim = Simulation(setup, COLOCATED.policy(), seed=0, num_steps=4)
+    sim = Simulation(setup, COLOCATED.policy(setup), seed=0, num_steps=4)
     wrong = replace(setup, shift_scale=3.0)
     monitor = monitor_of(wrong, train_blocks=range(16), staleness=0, num_steps=4)
     sim.run_until(4)

@@ -92,11 +92,11 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 def test_the_page_needs_nothing_but_itself(config: Path, pivot: Pivot) -> None:
     done = pivot("simulate", str(config), "--html", "forecast.html", "--png", "plots/new")
-    assert done.code == 0 and "page: forecast.html" in done.out and "plots: 6 in plots/new" in done.out
+    assert done.code == 0 and "page: forecast.html" in done.out and "plots: 7 in plots/new" in done.out
     text = Path("forecast.html").read_text()
     found = _Page(text)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", text), "nothing is loaded from elsewhere"
-    assert len(found.loads) == 6 and all(load.startswith("data:image/svg+xml;base64,") for load in found.loads)
+    assert len(found.loads) == 7 and all(load.startswith("data:image/svg+xml;base64,") for load in found.loads)
     for svg in _svgs(text):
         assert not re.search(r'(href|src)="(?!#)|url\((?!#)|<(script|image|text|style>@)', svg)
     assert all(len(alternative) > 40 for alternative in found.alternatives)
@@ -107,7 +107,7 @@ def test_the_page_needs_nothing_but_itself(config: Path, pivot: Pivot) -> None:
     }
     for path in Path("plots/new").iterdir():
         assert _png_size(path.read_bytes())[0] == WIDTH_IN * DPI
-    rows = [re.split(r"  +", row) for row in done.out.splitlines()[1:5]]
+    rows = [re.split(r"  +", row) for row in done.out.splitlines()[1:6]]
     assert [row[1].split()[0] for row in rows] == list(ModeName)
     for row in rows:
         start = found.cells.index(row[1])

@@ -55,7 +55,7 @@ class Crowds:
     def grow(self, tokens_rck: Array) -> Array:
         """All that run get so many tokens. Returns how many end, [r, c, k]."""
         before = self.running_rck
-        age = self.age_rcks + (tokens_rck / self._tokens)[..., None]
+        age = self.age_rcks + np.minimum((tokens_rck / self._tokens)[..., None], self._bins)  # none lives longer
         self.starts_rcks = np.where(age >= self._bins, 0.0, self.starts_rcks)
         self.age_rcks = (age + 1) % self.size - 1  # a long time step may take a slot around the ring more than once
         self._look()

@@ -43,15 +43,21 @@ class Outcome:
     """Cycle time that the first shift costs by itself: slots in transit, and prefill of what it aborts."""
 
 
-def look_ahead(picture: Picture, num_rollout: NDArray[np.int64], settings: PlannerSettings) -> Outcome:
-    return _Fluid(picture, num_rollout, settings).run()
+def look_ahead(
+    picture: Picture, num_rollout: NDArray[np.int64], settings: PlannerSettings, num_new: Array | None = None
+) -> Outcome:
+    """`num_new`: of each candidate, the blocks that come new to rollout and to reward, [2, candidates]; None: the
+    fewest."""
+    return _Fluid(picture, num_rollout, settings, num_new).run()
 
 
 class _Fluid:
     """Axes: r roles, c candidates, k classes."""
 
-    def __init__(self, picture: Picture, num_rollout: NDArray[np.int64], settings: PlannerSettings) -> None:
-        self.picture, self.settings = picture, settings
+    def __init__(
+        self, picture: Picture, num_rollout: NDArray[np.int64], settings: PlannerSettings, num_new: Array | None
+    ) -> None:
+        self.picture, self.settings, self.num_new = picture, settings, num_new
         self.first = num_rollout.astype(float)
         self.num = len(num_rollout)
         roles = (picture.rollout, picture.reward)
@@ -120,25 +126,30 @@ class _Fluid:
             if enter is None:
                 continue
             when = self.start + self.picture.train_s if np.isinf(enter) else enter
+            if self.picture.waits[k]:
+                when = np.maximum(when, self.judged[k - 1])
             new = ~self.entered[:, k] & (t >= when - 1e-9)
             self.waiting[0, :, k] += np.where(new, self.picture.num_sequences, 0.0)
             self.entered[:, k] |= new
 
     def _bind(self, t: float) -> None:
-        picture, num_free = self.picture, float(len(self.picture.free))
-        if picture.is_training and t >= picture.training_left_s - 1e-9:
-            num_free = float(picture.num_blocks)
-        trains = (t >= self.start) & (t < self.start + picture.train_s)
-        free = np.where(trains, picture.num_blocks - picture.num_train_blocks, num_free)
+        picture, trains = self.picture, self.picture.room_training
+        room = picture.room_idle if picture.is_training and t >= picture.training_left_s - 1e-9 else picture.room
+        is_on = (t > 0.0) & (t >= self.start) & (t < self.start + picture.train_s)
+        free = np.where(is_on, float(trains.num), float(room.num))
         rollout = self.first
         if t > 0.0:
             is_held = (free == len(picture.free)) & (t < self.settings.hold_s(picture.cycle_s))
-            rollout = np.where(is_held, self.first, self._by_work(free))
+            least, most = np.where(is_on, trains.least, room.least), np.where(is_on, trains.most, room.most)
+            rollout = np.where(is_held, self.first, np.clip(self._by_work(free), least, most))
         blocks = np.stack([rollout, free - rollout])
+        new = np.maximum(0.0, blocks - self.blocks)
+        if t == 0.0 and self.num_new is not None:
+            new = self.num_new
         if t > 0.0 or self.settings.is_penalized:
-            self.debt += np.maximum(0.0, blocks - self.blocks) * self.shift_s
+            self.debt += new * self.shift_s
         self.blocks = blocks
-        self.kept = np.minimum(self.kept, blocks)
+        self.kept = np.minimum(self.kept, blocks - new)
 
     def _by_work(self, free: Array) -> Array:
         """Rollout blocks, fractions too: by what is to be done for A and the step after it."""
@@ -156,7 +167,7 @@ class _Fluid:
         """Of the first split. Those on blocks that are given up are prefilled again on the others."""
         now = np.asarray(self.picture.now, dtype=float)[:, None]
         context = (self.crowds.running_rck * self.prompt_tokens[..., None] + self.crowds.tokens_rck).sum(2)
-        lost = np.maximum(0.0, now - self.blocks) / np.maximum(now, 1.0)
+        lost = np.maximum(0.0, now - self.kept) / np.maximum(now, 1.0)
         if self.settings.is_penalized:
             self.backlog = lost * context * self.cost.prefill_s
         cost: Array = (self.debt + self.backlog / self.per_block).sum(0) / self.picture.num_blocks
@@ -249,11 +260,14 @@ class _Fluid:
         return rest
 
     def _time_steps(self) -> list[float]:
-        """Until the step after A can be trained, generously; the first are shorter."""
-        num = self.settings.num_steps
+        """Until the step after A can be trained, generously, and a shift or two; the first are shorter."""
+        num, fixed_s = self.settings.num_steps, self.settings.horizon_s
         steps = np.linspace(_EARLIEST, _LATEST, num)
-        steps *= self._horizon_s() / steps.sum()
-        return [*steps.tolist(), *([float(steps[-1])] * num)]
+        steps *= (fixed_s or self._horizon_s()) / steps.sum()
+        if fixed_s:
+            return [float(step) for step in steps]
+        beyond = max(float(steps[-1]), 4 * float(self.shift_s.max()) / num)
+        return [*steps.tolist(), *([beyond] * num)]
 
     def _horizon_s(self) -> float:
         picture = self.picture

@@ -7,10 +7,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.core.events import Role
+from pipeline.core.planner.bindings import ANY, INFERENCE, Bindings
 from pipeline.core.planner.lookahead import look_ahead
-from pipeline.core.planner.preprocess import preprocess, splits
+from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import BlockView, Snapshot
 
@@ -40,21 +42,28 @@ class Plan:
     cycle_s: float = 0.0
 
 
-def decide(snapshot: Snapshot, settings: PlannerSettings) -> Plan:
+def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = ANY) -> Plan:
     """Pure: the same snapshot gives the same plan."""
-    why_not = _why_not(snapshot)
+    why_not = _why_not(snapshot, bindings)
     if why_not:
         return Plan(reason=why_not, moves={})
-    picture = preprocess(snapshot)
+    picture = preprocess(snapshot, bindings)
     if not picture.free:
         return Plan(reason="all blocks train", moves={}, cycle_s=picture.cycle_s)
-    is_forced = sum(picture.now) < len(picture.free)
+    is_forced = any(b.index in picture.free and b.role not in bindings.of(b.index) for b in snapshot.blocks)
     since_s = math.inf if snapshot.last_shift_s is None else snapshot.at_s - snapshot.last_shift_s
-    if not is_forced and since_s < settings.dwell_s(picture.cycle_s) - 1e-6:
+    is_early = since_s < settings.dwell_s(picture.cycle_s) - 1e-6
+    if is_early and not is_forced:
         return Plan(reason="too soon after the last shift", moves={}, cycle_s=picture.cycle_s)
     tried = splits(picture, settings)
+    if is_early:  # only blocks without a role get one
+        tried = tried[(tried >= picture.now[0]) & (len(picture.free) - tried >= picture.now[1])]
+    goes_on = _goes_on(picture, tried)
+    if goes_on.any():
+        tried = tried[goes_on]
+    is_stuck = picture.now[0] not in tried
     outcome = look_ahead(picture, tried, settings)
-    stay = -1 if is_forced else tried.tolist().index(picture.now[0])
+    stay = -1 if is_forced or is_stuck else tried.tolist().index(picture.now[0])
     best = int(np.argmin(outcome.value_s))
     against = outcome.value_s[stay] if stay >= 0 else outcome.value_s.max()
     candidates = tuple(
@@ -68,28 +77,50 @@ def decide(snapshot: Snapshot, settings: PlannerSettings) -> Plan:
         for num, value, penalty in zip(tried.tolist(), outcome.value_s, outcome.penalty_s, strict=True)
     )
     reason = "blocks have no role" if is_forced else "the gain exceeds the threshold"
+    if is_stuck and not is_forced:
+        reason = "what waits has no block"
     if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
         best, reason = stay, "no candidate gains enough"
-    moves = assign(snapshot, picture.free, candidates[best].num_rollout)
+    moves = assign(snapshot, picture.free, candidates[best].num_rollout, bindings)
     return Plan(reason=reason, moves=moves, candidates=candidates, chosen=best, cycle_s=picture.cycle_s)
 
 
-def _why_not(snapshot: Snapshot) -> str:
+def _why_not(snapshot: Snapshot, bindings: Bindings = ANY) -> str:
     trains = set(snapshot.train.block_indices)
     if any(b.ready_in_s > 0 and b.role is not Role.TRAIN for b in snapshot.blocks):
-        is_idle = any(b.index in trains and b.role is Role.TRAIN for b in snapshot.blocks)
+        is_idle = any(b.index in trains and b.role is Role.TRAIN and bindings.of(b.index) for b in snapshot.blocks)
         if snapshot.train.left_s is not None or snapshot.train.is_waiting or not is_idle:
             return "a shift is in flight"
     return ""
 
 
-def assign(snapshot: Snapshot, free: tuple[int, ...], num_rollout: int) -> dict[int, Role]:
+def _goes_on(picture: Picture, num_rollout: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether anything does: not if all that is to be done waits for a role that has no block. The look-ahead would
+    move blocks later, but each plan could say so again. What each role can do without the other is finite, so a run
+    whose planner never stays like this comes to its end."""
+    num_reward = len(picture.free) - num_rollout
+    found: NDArray[np.bool_] = np.zeros(len(num_rollout), dtype=bool)
+    for data, num in ((picture.rollout, num_rollout), (picture.reward, num_reward)):
+        if data.ages.sum() + data.waiting.sum() > 0:
+            found |= num > 0
+    return found
+
+
+def assign(snapshot: Snapshot, free: tuple[int, ...], num_rollout: int, bindings: Bindings = ANY) -> dict[int, Role]:
     """Which blocks change, so that the free ones serve these numbers: the fewest moves, and of these the fewest running
     sequences. Rollout prefers the blocks that train: the next training aborts what runs there, and a verdict that is
     aborted delays it."""
-    blocks = [b for b in snapshot.blocks if b.index in free]
     trains = set(snapshot.train.block_indices)
-    wanted = {Role.ROLLOUT: num_rollout, Role.REWARD: len(blocks) - num_rollout}
+    wanted = {Role.ROLLOUT: num_rollout, Role.REWARD: len(free) - num_rollout}
+    blocks, moves = [], {}
+    for block in (b for b in snapshot.blocks if b.index in free):
+        allowed = bindings.of(block.index)
+        if len(allowed) > 1:
+            blocks.append(block)
+            continue
+        wanted[allowed[0]] -= 1
+        if block.role is not allowed[0]:
+            moves[block.index] = allowed[0]
 
     def misplaced(block: BlockView, role: Role) -> bool:
         return (block.index in trains) != (role is Role.ROLLOUT)
@@ -101,8 +132,7 @@ def assign(snapshot: Snapshot, free: tuple[int, ...], num_rollout: int) -> dict[
         )
         keep.update(b.index for b in have[:num])
     pool = sorted((b for b in blocks if b.index not in keep), key=lambda b: (b.index in trains, b.index))
-    moves: dict[int, Role] = {}
-    for role in (Role.ROLLOUT, Role.REWARD):
+    for role in INFERENCE:
         missing = wanted[role] - sum(b.role is role and b.index in keep for b in blocks)
         for _ in range(missing):
             block = pool.pop(-1 if role is Role.ROLLOUT else 0)

@@ -4,6 +4,7 @@ Steps are counted from A, the oldest that is neither judged nor trained: step A 
 trained, A is the one after it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 
 from pipeline.core.events import Role
 from pipeline.core.iteration import IterationCost
+from pipeline.core.planner.bindings import ANY, INFERENCE, Bindings
 from pipeline.core.planner.settings import PlannerSettings
-from pipeline.core.snapshot import RoleView, Snapshot
+from pipeline.core.snapshot import BlockView, RoleView, Snapshot
 
 Array = NDArray[np.float64]
 
-INFERENCE = (Role.ROLLOUT, Role.REWARD)
 NUM_CLASSES = 3
 _SATURATED = 0.95  # of the KV cache
 _FEW = 24  # sequences on a replica when the tail is reached: assumed
@@ -53,6 +54,25 @@ class RoleData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Blocks that inference may have."""
+
+    num: int
+    least: int
+    most: int
+    """How many of them may roll out."""
+
+    @staticmethod
+    def of(blocks: Iterable[BlockView], bindings: Bindings) -> "Room":
+        roles = [bindings.of(b.index) for b in blocks if bindings.of(b.index) and not b.is_silent]
+        return Room(
+            num=len(roles),
+            least=sum(Role.REWARD not in allowed for allowed in roles),
+            most=sum(Role.ROLLOUT in allowed for allowed in roles),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     rollout: RoleData
     reward: RoleData
@@ -61,6 +81,12 @@ class Picture:
     num_train_blocks: int
     free: tuple[int, ...]
     """Indices of the blocks that may be given to inference now."""
+    room: Room
+    """Of these."""
+    room_idle: Room
+    """When nobody trains."""
+    room_training: Room
+    """While the training blocks train."""
     now: tuple[int, int]
     """How many of these serve rollout and reward."""
     train_s: float
@@ -68,7 +94,10 @@ class Picture:
     """0: nobody trains."""
     is_training: bool
     enters: tuple[float | None, ...]  # [classes]
-    """Seconds until a class that is not there yet enters; inf: when A is trained; None: it is there, or never comes."""
+    """Seconds until a class that is not there yet may enter; inf: when A is trained; None: it is there, or never
+    comes."""
+    waits: tuple[bool, ...]  # [classes]
+    """Whether it also waits for the class before it to be judged."""
     num_sequences: int
     staleness: int
     cycle_s: float
@@ -80,11 +109,11 @@ class Picture:
         return self.rollout if role is Role.ROLLOUT else self.reward
 
 
-def preprocess(snapshot: Snapshot) -> Picture:
+def preprocess(snapshot: Snapshot, bindings: Bindings = ANY) -> Picture:
     train = snapshot.train
     is_training = train.left_s is not None or train.is_waiting
     locked = set(train.block_indices) if is_training else set()
-    free = [b for b in snapshot.blocks if b.index not in locked and not b.is_silent]
+    free = [b for b in snapshot.blocks if b.index not in locked and not b.is_silent and bindings.of(b.index)]
     first = snapshot.version + (1 if is_training else 0)
     left_s = train.left_s if train.left_s is not None else 0.0
     if train.is_waiting and train.left_s is None:
@@ -104,11 +133,15 @@ def preprocess(snapshot: Snapshot) -> Picture:
         block_slots=snapshot.block_slots,
         num_train_blocks=len(train.block_indices),
         free=tuple(b.index for b in free),
+        room=Room.of(free, bindings),
+        room_idle=Room.of(snapshot.blocks, bindings),
+        room_training=Room.of((b for b in snapshot.blocks if b.index not in train.block_indices), bindings),
         now=(sum(b.role is Role.ROLLOUT for b in free), sum(b.role is Role.REWARD for b in free)),
         train_s=train.step_s,
         training_left_s=left_s,
         is_training=is_training,
         enters=tuple(_enters(snapshot, first, k, left_s) for k in range(NUM_CLASSES)),
+        waits=tuple(snapshot.in_pairs and k > 0 and (first + k) % 2 == 0 for k in range(NUM_CLASSES)),
         num_sequences=snapshot.num_sequences,
         staleness=snapshot.staleness,
         cycle_s=max(
@@ -177,7 +210,8 @@ def splits(picture: Picture, settings: PlannerSettings) -> NDArray[np.int64]:
     Blocks of a role are alike and a shift costs by the number moved, so counts stand for all assignments: of those with
     the same counts, one with the fewest moves is best.
     """
-    num = len(picture.free)
-    coarse = np.unique(np.round(np.linspace(0, num, min(num + 1, settings.num_coarse))).astype(int)).tolist()
+    least, most = picture.room.least, picture.room.most
+    num = min(most - least + 1, settings.num_coarse)
+    coarse = np.unique(np.round(np.linspace(least, most, num)).astype(int)).tolist()
     near = range(picture.now[0] - settings.num_near, picture.now[0] + settings.num_near + 1)
-    return np.asarray(sorted({*coarse, *(k for k in near if 0 <= k <= num)}), dtype=np.int64)
+    return np.asarray(sorted({*coarse, *(k for k in near if least <= k <= most)}), dtype=np.int64)

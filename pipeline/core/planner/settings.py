@@ -19,6 +19,8 @@ class PlannerSettings:
     """The planner is asked at least this often: the longer of the two."""
     horizon: float = 1.15
     """How far the look-ahead goes, as a multiple of the time that the work or the tail of two steps takes."""
+    horizon_s: float = 0.0
+    """Instead of it, a fixed one; only to see what that changes."""
     num_steps: int = 64
     """Of the look-ahead, shorter ones first."""
     num_coarse: int = 13
