@@ -16,8 +16,7 @@ from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError, RunError
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
-from pipeline.simulator.forecast import setup_of
-from pipeline.simulator.guard import choose
+from pipeline.simulator.forecast import choose_for, setup_of
 from pipeline.simulator.modes import Schedule, shiftable_schedule, train_sizes
 from pipeline.simulator.moment import Moment, look_at
 from pipeline.simulator.setup import Beliefs, Setup
@@ -68,16 +67,14 @@ def _of_config(
 ) -> int:
     num = num_gpus or config.cluster.nodes * config.cluster.slots_per_node
     setup = setup_of(config, gpu=gpu, num_gpus=num, lengths=lengths)
-    settings = config.placement.planner.settings()
-    staleness, judging = config.algorithm.staleness, Admission(config.placement.admission)
-    choice = choose(setup, settings=settings, staleness=staleness, judging=judging)
+    choice = choose_for(config, setup)
     small = setup.scaled_down(choice.stands_for)
-    shiftable = _shiftable(small, choice, staleness, judging)
+    shiftable = _shiftable(small, choice, config)
     try:
         moment = look_at(
             small,
             shiftable,
-            settings=settings,
+            settings=config.placement.planner.settings(),
             beliefs=Beliefs.draw(seed),
             seed=seed,
             at_s=at_s,
@@ -97,13 +94,13 @@ def _of_config(
     return 0
 
 
-def _shiftable(small: Setup, choice: Choice, staleness: int, judging: Admission) -> Schedule:
+def _shiftable(small: Setup, choice: Choice, config: Config) -> Schedule:
     """The best shiftable schedule, on the cluster that is simulated; none was simulated to the end: the one whose
     training is as large as that of the best static one."""
     best = choice.best_shiftable
     train = max((best or choice.schedule).train // choice.stands_for, min(train_sizes(small)))
     schedule = shiftable_schedule(small, train, best.admission) if best else shiftable_schedule(small, train)
-    return schedule.bound_to(staleness, judging)
+    return schedule.bound_to(config.algorithm.staleness, Admission(config.placement.admission))
 
 
 def _simulated(schedule: Schedule, moment: Moment) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
+from pipeline.simulator.choice import Choice
+from pipeline.simulator.guard import choose
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
 from pipeline.simulator.modes import (
@@ -122,6 +124,16 @@ def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
         Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s, settings))
         for s in schedules
     ]
+
+
+def choose_for(config: Config, setup: Setup) -> Choice:
+    """What a submission of the configuration is given, and its run folder keeps (`Choice.record`)."""
+    return choose(
+        setup,
+        settings=config.placement.planner.settings(),
+        staleness=config.algorithm.staleness,
+        judging=Admission(config.placement.admission),
+    )
 
 
 def _run(setup: Setup, schedule: Schedule, settings: PlannerSettings, *, seed: int, is_traced: bool = False) -> Result:

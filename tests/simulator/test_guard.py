@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.planner.settings import PlannerSettings
+from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice, choice_of
 from pipeline.simulator.guard import MARGIN, ceiling, choose, scale_of
@@ -95,8 +97,11 @@ def test_a_large_cluster_is_chosen_for_on_a_smaller_one() -> None:
         assert half.train.fits(size) == large.train.fits(2 * size)
 
 
-def test_a_choice_is_read_back_as_it_was(choice: Choice) -> None:
-    record = json.loads(json.dumps(choice.record(), allow_nan=False))
+def test_a_choice_is_read_back_from_a_runs_folder_as_it_was(choice: Choice, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "r")
+    run.create()
+    write_json(run.choice, choice.record())
+    record = read_json(run.choice)
     assert choice_of(record) == choice
     assert record["train_gpus"] == choice.schedule.train and record["gain"] == choice.gain
     twice = choice.of_whole(2)
