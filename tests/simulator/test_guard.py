@@ -83,13 +83,13 @@ def test_training_sizes_that_memory_does_not_hold_are_no_candidates() -> None:
 
 
 def test_a_large_cluster_is_chosen_for_on_a_smaller_one() -> None:
-    assert scale_of(paper_setup(2, "h800", num_gpus=64)) == 1
-    large = replace(small(num_prompts=32), num_gpus=128)
+    assert scale_of(paper_setup(2, "h800", num_gpus=32)) == 1
+    large = replace(small(num_prompts=32), num_gpus=64)
     assert scale_of(large) == 2
-    assert scale_of(replace(large, num_gpus=1024)) == 16
+    assert scale_of(replace(large, num_gpus=1024)) == 32
     assert scale_of(replace(large, workload=replace(large.workload, num_prompts=1))) == 1
     half = large.scaled_down(2)
-    assert (half.num_gpus, half.workload.num_sequences * 2) == (64, large.workload.num_sequences)
+    assert (half.num_gpus, half.workload.num_sequences * 2) == (32, large.workload.num_sequences)
     for size in train_sizes(half):
         assert half.train_s(size) == pytest.approx(large.train_s(2 * size), rel=1e-9)
         for old, new in ((Role.TRAIN, Role.ROLLOUT), (Role.ROLLOUT, Role.TRAIN)):
