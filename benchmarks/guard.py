@@ -4,9 +4,9 @@ Each cell is a model group on a GPU: 32 GPUs, 1,024 sequences per step, response
 12 steps of which 8 count. For each seed the guard chooses from what is believed (estimates wrong in another way with
 each seed), the choice runs in the true world with the same beliefs, and so do the static schedules: all of them on the
 first design seed, and on the others those within 8 % of the best there. Constants were chosen on seeds 0 and 1; the
-figures are of seeds 20 to 22. Resumable: results go line by line to benchmarks/out/guard.jsonl, and what is there is not
-run again (--fresh removes it first). About half an hour on one core; several can share the file, each with its own
---gpus. --others is of other sizes of steps and longer responses on H800. Keys, of which each figure is a mean over seeds:
+figures are of seeds 20 to 22. Resumable: results go line by line to benchmarks/out/guard.jsonl, and what is there is
+not run again (--fresh removes it first). About half an hour on one core; several can share the file, each with its own
+--gpus. --others is of other sizes of steps and longer responses on H800. Keys, each a mean over seeds:
 
   ratio/<gpu>/<group>        speed of the choice over that of the best static schedule, same seed
   worst/<gpu>/<group>        the same of the worst seed

@@ -65,11 +65,6 @@ class Planner(Section):
         le=1024,
         description="Splits that are tried on either side of the present one, so that the last blocks are found",
     )
-    kappa: Float = Field(
-        default=DEFAULT.kappa,
-        ge=0,
-        description="Weight of the work that two steps leave to the one after them: at 0 that one starves",
-    )
 
     def settings(self) -> PlannerSettings:
         return PlannerSettings(**self.model_dump())

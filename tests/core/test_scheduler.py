@@ -169,16 +169,18 @@ def test_one_that_goes_while_it_is_given_work_gets_no_more() -> None:
     assert given == [(0, 0), (1, 1), (2, 1)]
 
 
-def test_a_replica_that_changed_a_thousand_times_is_still_known() -> None:
+def test_what_changes_a_thousand_times_makes_nobody_forgotten() -> None:
     scheduler: Scheduler[Response, CountedReplica] = Scheduler()
-    best, changing = view(0, 0), view(1, 1000)
+    best, changing, still = view(0, 0), view(1, 1000), view(2, 2000)
     scheduler.offer(best)
+    scheduler.offer(still)
     for number in range(999):
         changing.num_running -= 1
         scheduler.offer(changing)
         assert [r.index for _, r in scheduler.dispatches(WaitingQueue([Response(number, 0, 1.0)]), 0.0)] == [0]
-    scheduler.withdraw(best)
-    assert [r.index for _, r in scheduler.dispatches(WaitingQueue([Response(999, 0, 1.0)]), 0.0)] == [1]
+    for gone, left in ((best, changing), (changing, still)):
+        scheduler.withdraw(gone)
+        assert [r for _, r in scheduler.dispatches(WaitingQueue([Response(999, 0, 1.0)]), 0.0)] == [left]
 
 
 # --- who leaves

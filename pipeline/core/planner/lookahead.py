@@ -8,7 +8,8 @@ not a mean rate.
 The first split is held, then a rule goes on: GPUs in proportion to the work that is there. Each move costs the time of
 its shift, later ones too: else *later* would always beat *now*. When step A is judged its training takes its blocks.
 
-The value is when the step after A can be trained. Of A alone it would let the one after it starve (docs/LOG.md).
+The value is when B, the step after A, can be trained, and what is then left to do of the one after B. Of A alone it
+would let B starve; without the last term it would not care what is done beside B (docs/policies/planner.md).
 """
 
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class _Fluid:
         if self.has_next:
             next_start = np.maximum(next_start, judged)
         return Outcome(
-            value_s=next_start + _EARLY * start + self.settings.kappa * self._beyond_s(next_start),
+            value_s=next_start + _EARLY * start + self._beyond_s(next_start),
             train_start_s=start,
             next_start_s=next_start,
             is_reached=np.isfinite(self._next_start()),

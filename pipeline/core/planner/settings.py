@@ -26,7 +26,6 @@ class PlannerSettings:
     num_coarse: int = 13
     """Splits tried over the whole range, beside those near the present one."""
     num_near: int = 2
-    kappa: float = 1.0
     is_penalized: bool = True
     """Shifts cost their time in the look-ahead; False only to see what that changes."""
 
