@@ -45,6 +45,8 @@ def test_a_moment_is_found_by_its_time_or_its_version() -> None:
         look_at(setup, static_schedules(setup)[0])
     with pytest.raises(ValueError, match="valid: below"):
         look_at(setup, schedule, version=10_000)
+    with pytest.raises(ValueError, match="later than version"):
+        look_at(small(num_prompts=1), schedule, settings=COARSE, at_s=1e9)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
