@@ -3,7 +3,7 @@
 config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  secrets/
 mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
-planner/decisions.jsonl   cache/   .reserve (of a live run)
+planner/{choice.json,decisions.jsonl}   cache/   .reserve (of a live run)
 """
 
 import fcntl
@@ -92,6 +92,16 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def choice(self) -> Path:
+        """What the guard chose at submit, as `Choice.record` has it."""
+        return self.path / "planner" / "choice.json"
+
+    @property
+    def decisions(self) -> Path:
+        """Of the planner, one per line."""
+        return self.path / "planner" / "decisions.jsonl"
 
     @property
     def cache(self) -> Path:

@@ -1,10 +1,12 @@
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline import config as c
 from pipeline.core.errors import ConfigError
+from pipeline.core.planner.settings import DEFAULT
 
 BASE = """
 model: {policy: {path: emulated}, genrm: {path: emulated}}
@@ -246,3 +248,21 @@ def test_secrets_are_not_shown(base: Path) -> None:
     text = c.without_secrets(config)
     assert "hunter2" not in text
     assert "LANG: C" in text and "seed: 7" in text and "https://***@host/x" in text
+
+
+# --- the planner ------------------------------------------------------------------------------------------------------
+
+
+def test_the_planners_settings_are_those_of_the_core(base: Path) -> None:
+    """One place holds the defaults; what only an ablation switches is no user's business."""
+    planner = load(base).placement.planner
+    assert planner.settings() == DEFAULT
+    assert set(type(planner).model_fields) == {field.name for field in fields(DEFAULT)} - {"is_penalized", "horizon_s"}
+    assert all(field.description for field in type(planner).model_fields.values())
+
+
+def test_a_users_setting_reaches_the_planner(base: Path) -> None:
+    changed = load(base, "placement.planner.epsilon=0.05", "placement.planner.min_dwell_s=3").placement.planner
+    assert changed.settings() == replace(DEFAULT, epsilon=0.05, min_dwell_s=3.0)
+    assert "placement.planner.epsilon" in problems(base, "placement.planner.epsilon=1.5")[0]
+    assert "did you mean" in problems(base, "placement.planner.epsilonn=1")[0]

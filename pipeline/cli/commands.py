@@ -181,6 +181,44 @@ def simulate(
     )
 
 
+@commands.command()
+@click.argument("config", nargs=-1, required=True, metavar="RUN | CONFIG... [KEY.PATH=VALUE ...]")
+@click.option("--gpu", help="Kind of GPU, as of simulate.  [default: h100; of a RUN: as it was measured]")
+@click.option("--gpus", type=click.IntRange(min=1), help="How many.  [default: the cluster's slots]")
+@click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
+@click.option("--seed", default=0, type=click.IntRange(min=0), show_default=True, help="Of the simulated run.")
+@click.option("--at", "at_s", type=click.FloatRange(min=0), metavar="SECONDS", help="The moment that is looked at.")
+@click.option("--version", type=click.IntRange(min=0), help="The same: when this version is published.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def plan(
+    config: tuple[str, ...],
+    gpu: str | None,
+    gpus: int | None,
+    lengths: str,
+    seed: int,
+    at_s: float | None,
+    version: int | None,
+    as_json: bool,
+) -> int:
+    """Show what the planner would do, and why.
+
+    Of a CONFIG: the schedule and the number of training GPUs that would be chosen, and a moment of a simulated run. Of
+    a RUN: now, or at a moment of it. Nothing is started or changed.
+    """
+    from pipeline.cli.planning import plan
+
+    return plan(
+        config,
+        gpu=gpu,
+        num_gpus=gpus,
+        lengths=lengths,
+        seed=seed,
+        at_s=at_s,
+        version=version,
+        as_json=as_json,
+    )
+
+
 @commands.command("_controller", hidden=True)
 @click.argument("run")
 def controller(run: str) -> int:

@@ -13,7 +13,7 @@ class Choice:
     predicted: dict[Schedule, float]
     """Sequences per second of all that were simulated to the end, best first."""
     dropped: dict[Schedule, float] = field(default_factory=dict)
-    """What can at most be expected of the others: of those given up early, and of those that were not simulated."""
+    """Of the others: the speed at which one was given up, or that it cannot exceed."""
     stands_for: int = 1
     """What was simulated is a cluster so many times smaller; schedules and speeds are those of the whole."""
     took_s: float = field(default=0.0, compare=False)

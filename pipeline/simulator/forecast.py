@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError
+from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
+from pipeline.simulator.choice import Choice
+from pipeline.simulator.guard import choose
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
 from pipeline.simulator.modes import (
@@ -112,19 +115,31 @@ def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
     """With the configuration's staleness, which is 0 for colocated, and its `placement.admission`."""
     judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
     schedules = [
-        replace(s, judging=judging, staleness=min(s.staleness, staleness))
+        s.bound_to(staleness, judging)
         for s in [*static_schedules(setup), *(shiftable_schedule(setup, size) for size in train_sizes(setup))]
         if s.mode is mode and setup.train.fits(s.train)
     ]
+    settings = config.placement.planner.settings()
     return [
-        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s))
+        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s, settings))
         for s in schedules
     ]
 
 
-def _run(setup: Setup, schedule: Schedule, *, seed: int, is_traced: bool = False) -> Result:
+def choose_for(config: Config, setup: Setup) -> Choice:
+    """What a submission of the configuration is given, and its run folder keeps (`Choice.record`)."""
+    return choose(
+        setup,
+        settings=config.placement.planner.settings(),
+        staleness=config.algorithm.staleness,
+        judging=Admission(config.placement.admission),
+    )
+
+
+def _run(setup: Setup, schedule: Schedule, settings: PlannerSettings, *, seed: int, is_traced: bool = False) -> Result:
     """What a planner believes is wrong in another way with each seed."""
-    return simulate(setup, schedule, seed=seed, beliefs=Beliefs.draw(seed), is_traced=is_traced)
+    mode = schedule.policy(setup.believed(Beliefs.draw(seed)), settings)
+    return simulate(setup, mode, seed=seed, is_traced=is_traced)
 
 
 def best_of(candidates: Sequence[Candidate], num_seeds: int) -> Forecast | None:

@@ -47,6 +47,10 @@ class Schedule:
         admission = "" if self.admission is Admission.STREAM else f" {self.admission.value}"
         return f"{self.mode.value}{admission} {split}"
 
+    def bound_to(self, staleness: int, judging: Admission) -> "Schedule":
+        """As a configuration has it: no staler than it allows, and judged as it says."""
+        return replace(self, judging=judging, staleness=min(self.staleness, staleness))
+
     def policy(self, believed: Setup, settings: PlannerSettings = DEFAULT) -> Mode:
         """`believed`: the setup as the planner of a shiftable mode believes it to be."""
         if self.mode is ModeName.SHIFTABLE:

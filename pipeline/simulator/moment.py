@@ -19,7 +19,7 @@ _MOST_VERSIONS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """One of those in the cycle that follows: GPUs of rollout and reward, before and after."""
+    """One of those that follow: GPUs of rollout and reward, before and after."""
 
     at_s: float
     before: tuple[int, int]
@@ -33,9 +33,9 @@ class Moment:
     snapshot: Snapshot
     plan: Plan
     num_asked: int
-    """How often the planner was asked in the cycle from then on, or before its next version."""
+    """How often the planner was asked from then on until the next version."""
     shifts: tuple[Shift, ...]
-    """What it shifted in it."""
+    """What it shifted until then."""
 
 
 class _Watched(Shiftable):
@@ -66,7 +66,8 @@ def look_at(
     at_s: float | None = None,
     version: int | None = None,
 ) -> Moment:
-    """At `at_s`, or when the `version` is published. Neither: the first plan after `VERSION` that compares splits.
+    """At `at_s`, or when the `version` is published. Neither: the first shift of GPUs that serve, in the two cycles
+    after `VERSION`; if these have none, the first plan there that compares splits.
 
     Raises ValueError for a schedule that is not shiftable, or a moment that is too late to be simulated.
     """
@@ -88,11 +89,22 @@ def look_at(
         raise ValueError(f"version {wanted} is late; valid: below {_MOST_VERSIONS}")
     sim.run_until(wanted)
     first = len(mode.plans)
-    sim.run_until(wanted + 1)
-    ahead = range(first, len(mode.plans))
+    sim.run_until(wanted + 2)
     if version is None:
-        ahead = range(next((i for i in ahead if mode.plans[i][1].candidates), first), len(mode.plans))
-    return _moment(mode, mode.seen[ahead[0]], mode.plans[ahead[0]][1], ahead)
+        first = min(range(first, len(mode.plans)), key=lambda i: _telling(mode.seen[i], mode.plans[i][1]))
+    return _moment(mode, mode.seen[first], mode.plans[first][1], first)
+
+
+def _telling(seen: Snapshot, plan: Plan) -> int:
+    """0 for the plans that show most."""
+    if not plan.candidates:
+        return 2
+    return 0 if plan.moves and not _is_first_role(seen, plan) else 1
+
+
+def _is_first_role(seen: Snapshot, plan: Plan) -> bool:
+    """Whether some of the moved blocks served neither inference role."""
+    return any(block.role not in INFERENCE for block in seen.blocks if block.index in plan.moves)
 
 
 def _at(sim: Simulation, mode: _Watched, at_s: float, settings: PlannerSettings) -> Moment:
@@ -108,10 +120,12 @@ def _at(sim: Simulation, mode: _Watched, at_s: float, settings: PlannerSettings)
             raise ValueError(f"{at_s:g} s is later than version {sim.version}, at {sim.now:.0f} s, the last simulated")
         sim.run_until(sim.version + 1)
     ((snapshot, plan, first),) = found
-    return _moment(mode, snapshot, plan, range(first, len(mode.plans)))
+    return _moment(mode, snapshot, plan, first)
 
 
-def _moment(mode: _Watched, snapshot: Snapshot, plan: Plan, asked: range) -> Moment:
+def _moment(mode: _Watched, snapshot: Snapshot, plan: Plan, first: int) -> Moment:
+    """`first`: of the plans from then on."""
+    asked = [i for i in range(first, len(mode.plans)) if mode.seen[i].version == snapshot.version]
     shifts = [_shift(mode.seen[i], mode.plans[i][1]) for i in asked if mode.plans[i][1].moves]
     return Moment(snapshot=snapshot, plan=plan, num_asked=len(asked), shifts=tuple(shifts))
 
@@ -125,5 +139,5 @@ def _shift(seen: Snapshot, plan: Plan) -> Shift:
         return num[0] * seen.block_slots, num[1] * seen.block_slots
 
     before, after = gpus(roles), gpus({**roles, **plan.moves})
-    has_stay = all(roles[index] in INFERENCE for index in plan.moves)
-    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=chosen.gain_s if has_stay else None)
+    gain_s = None if _is_first_role(seen, plan) else chosen.gain_s
+    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=gain_s)

@@ -36,7 +36,7 @@ sys.exit(code)
 def test_the_commands_are_these(pivot: Pivot) -> None:
     text = pivot("--help").out
     listed = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.strip()]
-    assert listed == ["cancel", "dag", "logs", "resume", "simulate", "status", "submit", "validate"]
+    assert listed == ["cancel", "dag", "logs", "plan", "resume", "simulate", "status", "submit", "validate"]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,11 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         (["cancel", "nothing"], "no run 'nothing'"),
         (["logs", "nothing"], "no run 'nothing'"),
         (["status", "nothing"], "no run 'nothing'"),
+        (["plan", "nothing"], "no run 'nothing'"),
+        (["plan", "nothing", "--gpus", "8"], "a run has its own"),
+        (["plan", "gone.yaml"], "no such configuration file"),
+        (["plan", "configs/emulated.yaml", "--at", "1", "--version", "2"], "valid: one of them"),
+        (["plan", "configs/emulated.yaml"], "model.policy.path: emulated holds no config.json"),
     ],
 )
 def test_the_users_fault_exits_with_2_and_leaves_nothing(

@@ -64,7 +64,8 @@ def test_what_cannot_be_simulated_is_refused(config: Path) -> None:
 
 
 def test_each_mode_comes_with_its_best_split(config: Path) -> None:
-    loaded = load_files([config], ["algorithm.staleness=1"])
+    coarse = ["placement.planner.num_steps=16", "placement.planner.tick_share=0.2"]
+    loaded = load_files([config], ["algorithm.staleness=1", *coarse])
     setup = setup_of(loaded, gpu="h800", num_gpus=16)
     rows = forecast(loaded, setup, ModeName, 2)
     assert [row.mode for row in rows] == list(ModeName)
@@ -75,7 +76,8 @@ def test_each_mode_comes_with_its_best_split(config: Path) -> None:
     assert rows == forecast(loaded, setup, ModeName, 2)
     assert [row.staleness for row in rows] == [0, 1, 1, 1, 1]
     strict, barrier = (
-        forecast(load_files([config], [f"placement.admission={a}"]), setup, ModeName, 2) for a in ("stream", "barrier")
+        forecast(load_files([config], [f"placement.admission={a}", *coarse]), setup, ModeName, 2)
+        for a in ("stream", "barrier")
     )
     assert {row.staleness for row in (*strict, *barrier)} == {0}
     assert rows[1].step_s < strict[1].step_s < barrier[1].step_s
