@@ -112,11 +112,9 @@ class _Search:
         self._run_static(s for s in static_schedules(self.believed) if s.train in sizes)
         best = max(self.found, key=lambda s: self.found[s])
         self._race(shiftable_schedule(self.believed, size) for size in sizes)
-        if top := self._best_shiftable():
-            self._race([shiftable_schedule(self.believed, top.train, Admission.STREAM)])
-            top = self._best_shiftable() or top
-            if self.found[top] > MARGIN * self.found[best]:
-                best = top
+        top = self._best_shiftable()
+        if top and self.found[top] > MARGIN * self.found[best]:
+            best = top
         ranked = dict(sorted(self.found.items(), key=lambda item: -item[1]))
         return Choice(schedule=best, predicted=ranked, dropped=self.dropped)
 
