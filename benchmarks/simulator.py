@@ -24,6 +24,7 @@ from typing import Any
 
 from harness import Must, main, parser
 
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.lengths import lognormal_of_mean, measured_lengths
 from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.profiles import GPUS, known_model
@@ -69,6 +70,8 @@ def schedule(mode: str, num_gpus: int) -> Schedule:
         return Schedule(mode=name, rollout=num_gpus, train=num_gpus, staleness=0)
     if name is ModeName.ROLLOUT_REWARD_COLOCATED:
         return Schedule(mode=name, rollout=2 * quarter, train=2 * quarter)
+    if name is ModeName.SHIFTABLE:
+        return Schedule(mode=name, rollout=num_gpus, train=2 * quarter, admission=Admission.PAIRS)
     return Schedule(mode=name, rollout=quarter, reward=quarter, train=2 * quarter)
 
 
