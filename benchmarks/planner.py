@@ -36,6 +36,7 @@ from pipeline.core.planner.lookahead import _EARLY, look_ahead
 from pipeline.core.planner.planner import Plan, _why_not, assign, decide
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.snapshot import Snapshot
+from pipeline.simulator.admission import Admission
 from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, paper_setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
@@ -112,7 +113,7 @@ class Timed(Shiftable):
 
 def decisions(num_gpus: int, steps: int) -> list[dict[str, float]]:
     setup = paper_setup(1, "h800", num_gpus=num_gpus, num_sequences=32 * num_gpus)
-    mode = Timed(setup, train_gpus=num_gpus // 2)
+    mode = Timed(setup, train_gpus=num_gpus // 2, admission=Admission.PAIRS)
     Simulation(setup, mode, seed=0, num_steps=steps).run_until(steps)
     return mode.times
 
@@ -219,7 +220,7 @@ class Taking(Shiftable):
 
 def taken(group: int, size: int, seed: int, wrong: bool) -> list[dict[str, Any]]:
     setup = paper_setup(group, "h800")
-    mode = Taking(setup.believed(Beliefs.draw(seed) if wrong else RIGHT), train_gpus=size)
+    mode = Taking(setup.believed(Beliefs.draw(seed) if wrong else RIGHT), train_gpus=size, admission=Admission.PAIRS)
     sim = Simulation(setup, mode, seed=seed, num_steps=10)
     while len(mode.found) < PER_RUN and sim.version < 10:
         sim.run_until(sim.version + 1)
