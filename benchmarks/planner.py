@@ -32,7 +32,7 @@ import numpy as np
 from harness import Must, kept, main, mean, parser, percentile
 
 from pipeline.core.events import Role
-from pipeline.core.planner.lookahead import _EARLY, look_ahead
+from pipeline.core.planner.lookahead import _EARLY, _SLACK, look_ahead
 from pipeline.core.planner.planner import Plan, _why_not, assign, decide
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.snapshot import Snapshot
@@ -161,7 +161,7 @@ class Taking(Shiftable):
             "value_s": outcome.value_s[chosen].tolist(),
             "start_s": outcome.train_start_s[chosen].tolist(),
             "next_s": outcome.next_start_s[chosen].tolist(),
-            "true_s": [f["next_s"] + _EARLY * f["start_s"] + self.settings.kappa * f["left_s"] for f in futures],
+            "true_s": [f["next_s"] + _EARLY * f["start_s"] + _SLACK * f["judged_s"] + f["left_s"] for f in futures],
             "futures": futures,
         }
 
@@ -176,7 +176,14 @@ class Taking(Shiftable):
         with contextlib.suppress(Reached):
             twin.run_until(mode.first + 2)
         left_s = self.left_slot_s(twin, mode.first + 2, picture) / twin.setup.num_gpus
-        return {"start_s": mode.start_s - sim.now, "next_s": twin.now - sim.now, "left_s": left_s}
+        judged_s = twin.steps[mode.first + 1].scored_s
+        assert judged_s is not None
+        return {
+            "start_s": mode.start_s - sim.now,
+            "next_s": twin.now - sim.now,
+            "judged_s": judged_s - sim.now,
+            "left_s": left_s,
+        }
 
     @staticmethod
     def left_slot_s(sim: Simulation, step: int, picture: Picture) -> float:

@@ -26,6 +26,7 @@ _LEFT = 0.6  # a step is done when fewer are expected: the median of when the la
 _EARLIEST, _LATEST = 0.4, 1.6  # relative lengths of the first and the last time step
 _FULL = 0.95  # of the KV cache
 _EARLY = 0.02  # weight of A's own end: of two splits with one value the one that trains A earlier
+_SLACK = 0.05  # weight of when B is judged, even if its turn comes later: what lasts longer than expected delays less
 _A_LITTLE = 1e-3
 
 
@@ -110,10 +111,12 @@ class _Fluid:
         start = np.where(np.isfinite(self.start), self.start, t + self._rest_s(0))
         judged = np.where(np.isfinite(self.judged[1]), self.judged[1], np.maximum(t, start) + self._rest_s(1))
         next_start = start + picture.train_s
+        value = _EARLY * start
         if self.has_next:
             next_start = np.maximum(next_start, judged)
+            value = value + _SLACK * judged
         return Outcome(
-            value_s=next_start + _EARLY * start + self._beyond_s(next_start),
+            value_s=value + next_start + self._beyond_s(next_start),
             train_start_s=start,
             next_start_s=next_start,
             is_reached=np.isfinite(self._next_start()),

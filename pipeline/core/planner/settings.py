@@ -21,7 +21,7 @@ class PlannerSettings:
     """How far the look-ahead goes, as a multiple of the time that the work or the tail of two steps takes."""
     horizon_s: float = 0.0
     """Instead of it, a fixed one; only to see what that changes."""
-    num_steps: int = 64
+    num_steps: int = 40
     """Of the look-ahead, shorter ones first."""
     num_coarse: int = 13
     """Splits tried over the whole range, beside those near the present one."""
