@@ -11,6 +11,7 @@ from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError, RunError
 from pipeline.simulator.forecast import Forecast, forecast, setup_of
 from pipeline.simulator.modes import ModeName
+from pipeline.simulator.scenarios import scenario_of
 from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs
 
 
@@ -22,6 +23,7 @@ def simulate(
     modes: str,
     num_seeds: int,
     lengths: str,
+    scenarios: Sequence[str],
     html: str,
     png: str,
     as_json: bool,
@@ -38,7 +40,8 @@ def simulate(
         check_page(Path(html))
     if png:
         check_folder(Path(png))
-    found = {n: forecast(config, setup, names, num_seeds) for n, setup in setups.items()}
+    wrong = {n: [scenario_of(text, setup) for text in scenarios] for n, setup in setups.items()}
+    found = {n: forecast(config, setup, names, num_seeds, wrong[n]) for n, setup in setups.items()}
     if as_json:
         click.echo(json.dumps([{"gpus": n, **row.as_json()} for n, rows in found.items() for row in rows]))
     else:
@@ -131,7 +134,7 @@ def _line(num_gpus: int, row: Forecast) -> tuple[str, ...]:
 
 
 def _none(num_gpus: int) -> tuple[str, ...]:
-    return (str(num_gpus), "none fits: what training needs exceeds their memory", *["-"] * 6)
+    return (str(num_gpus), "none: training does not fit into their memory, or a scenario ended it", *["-"] * 6)
 
 
 def _number(text: str) -> int:
