@@ -68,6 +68,22 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
         read_lengths(tmp_path / "wrong", 2048)
 
 
+@pytest.mark.parametrize("line", ["NaN", "Infinity", "1e999", "-5", "true", "[5]", '{"num_tokens": null}'])
+def test_what_is_no_number_of_tokens_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "wrong").write_text(f"120\n\n{line}\n")
+    with pytest.raises(ValueError, match=r"wrong, line 3: neither"):
+        read_lengths(tmp_path / "wrong", 2048)
+
+
+def test_a_file_without_lengths_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValueError, match="empty: no lengths"):
+        read_lengths(tmp_path / "empty", 2048)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe1\x00")
+    with pytest.raises(ValueError, match="binary: no text"):
+        read_lengths(tmp_path / "binary", 2048)
+
+
 def test_lengths_come_from_a_run(tmp_path: Path) -> None:
     """A response in two pieces, one that did not finish; of verdicts the tokens of two tasks."""
     (tmp_path / "journal").mkdir()
