@@ -46,13 +46,15 @@ class Choice:
                 best.setdefault(schedule.mode, schedule)
         return list(best.values())
 
-    def of_whole(self, scale: int) -> "Choice":
-        """The choice for a cluster that is so many times as large."""
+    def of_whole(self, scale: int, faster: float | None = None) -> "Choice":
+        """The choice for a cluster that is so many times as large. `faster`: how many times as many sequences its steps
+        have, of which each takes as long; not `scale` where that does not divide the prompts."""
+        times = scale if faster is None else faster
         return replace(
             self,
             schedule=_times(self.schedule, scale),
-            predicted={_times(s, scale): v * scale for s, v in self.predicted.items()},
-            dropped={_times(s, scale): v * scale for s, v in self.dropped.items()},
+            predicted={_times(s, scale): v * times for s, v in self.predicted.items()},
+            dropped={_times(s, scale): v * times for s, v in self.dropped.items()},
             stands_for=scale,
         )
 

@@ -97,6 +97,21 @@ def test_a_large_cluster_is_chosen_for_on_a_smaller_one() -> None:
         assert half.train.fits(size) == large.train.fits(2 * size)
 
 
+def test_where_nodes_are_not_whole_all_gpus_together_are_a_candidate_still() -> None:
+    """Training sizes are whole nodes: 8 of 12."""
+    found = choose(replace(small(), num_gpus=12), settings=COARSE)
+    assert "colocated 12/12" in {str(s) for s in (*found.predicted, *found.dropped)}
+
+
+def test_speeds_of_a_smaller_cluster_count_the_sequences_that_the_whole_has() -> None:
+    """Of 8 prompts a fifth is 2, which would be 10: a step takes as long, and has fewer sequences."""
+    whole = replace(small(num_prompts=8), num_gpus=40, gpus_per_node=8)
+    tenth = replace(whole, workload=replace(whole.workload, num_prompts=10))
+    assert scale_of(whole) == scale_of(tenth) == 5
+    few, many = choose(whole, settings=COARSE), choose(tenth, settings=COARSE)
+    assert few.schedule == many.schedule and few.sequences_per_s == pytest.approx(0.8 * many.sequences_per_s)
+
+
 def test_a_choice_is_read_back_from_a_runs_folder_as_it_was(choice: Choice, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "r")
     run.create()
