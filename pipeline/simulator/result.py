@@ -185,7 +185,8 @@ def _operating_points(setup: Setup, role: Role) -> _Points:
     context = prompt + lengths.mean_context
     prefix = work.prefix_tokens(role) * (1 - 1 / work.num_each) if work.shares_prefix else 0.0
     prefill_s = (prompt - prefix) * cost.iteration.prefill_s
-    batches = [b for b in np.geomspace(2, setup.max_num_seqs, 40).tolist() if b * context <= cost.kv_tokens] or [1.0]
+    sizes = np.geomspace(min(2, setup.max_num_seqs), setup.max_num_seqs, 40).tolist()
+    batches = [b for b in sizes if b * context <= cost.kv_tokens] or [1.0]
     iteration = np.array([cost.iteration.iteration_s(b, b * context) for b in batches])
     latency = np.array([i * lengths.mean + prefill_s * b for i, b in zip(iteration, batches, strict=True)])
     return _Points(iteration_s=iteration, latency_s=latency, gpu_s=latency * cost.num_gpus / np.array(batches))

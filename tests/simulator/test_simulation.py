@@ -266,6 +266,11 @@ def test_the_bounds_order_themselves() -> None:
         assert early.tail < late.tail <= late.work == early.work
 
 
+def test_the_bounds_hold_batches_of_one_where_replicas_run_one() -> None:
+    one, two = (Bounds.of(replace(paper_setup(2, "h800"), max_num_seqs=n), 16, 1) for n in (1, 2))
+    assert one.work < 0.6 * two.work and one.tail < two.tail
+
+
 def test_published_bounds_of_the_second_group() -> None:
     """The notes' oracles: 9.5 by work, 6.4 with the tail, at 16 training GPUs."""
     bounds = Bounds.of(paper_setup(2, "h800", plain=True), 16, 1)
