@@ -89,6 +89,7 @@ def test_plan_of_a_run_replays_it_to_a_moment_and_says_that_nothing_is_shifted(r
     seen = Snapshot.from_json(json.dumps(told["moment"]["snapshot"]))
     assert (told["run"], told["mode"], seen.version) == ("r", "disaggregated", 2)
     assert seen.rollout.cost.overhead_s == pytest.approx(3e-3, rel=0.1), "as the first attempt had it"
+    assert pivot("plan", "r", "--at", "nan").code == 2
     for too_late in (("--version", "9"), ("--at", "1e9")):
         done = pivot("plan", "r", *too_late)
         assert done.code == 2 and "the attempt" in done.err
@@ -101,6 +102,8 @@ def test_a_run_that_does_not_tell_enough_is_named_with_what_helps(run: RunFolder
     run.metrics.write_text("\n".join(rows[:4]) + "\n")
     done = pivot("plan", "r")
     assert done.code == 2 and "too few to calibrate from" in done.err and "valid: later, or --gpu" in done.err
+    run.metrics.write_text('{"step": 1, "pro')
+    assert "r: a line of its metrics.jsonl is no JSON" in pivot("plan", "r").err
     run.metrics.unlink()
     assert "metrics.jsonl: No such file" in pivot("plan", "r").err
     text = run.config.read_text()
