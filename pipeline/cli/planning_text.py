@@ -122,6 +122,8 @@ def _gain(choice: Choice) -> str:
     best = choice.best_static
     if choice.schedule.mode is ModeName.SHIFTABLE:
         return f"{choice.gain:.3f} times the best static schedule, {best}"
+    if all(s.mode is ModeName.SHIFTABLE or s == best for s in (*choice.predicted, *choice.dropped)):
+        return "none to tell: no other static schedule fits"
     return f"{choice.gain:.3f} times the next static schedule; no shiftable one is predicted to win"
 
 

@@ -38,6 +38,14 @@ def test_plan_tells_what_is_chosen_and_what_the_planner_would_do(config: Path, p
     assert all(c["rollout"] + c["reward"] <= 16 for c in moment["candidates"])
 
 
+def test_a_static_choice_without_another_tells_no_gain(config: Path, pivot: Pivot) -> None:
+    """Nodes of 8, so 8 or 12 of 12 GPUs may train: the states fit on 12 only."""
+    large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
+    done = pivot("plan", str(config), *large, "--gpus", "12", "--gpu", "h200")
+    assert done.code == 0, done.err
+    assert "colocated 12/12" in done.out and "no other static schedule fits" in done.out
+
+
 def test_plan_refuses_what_fits_nowhere(config: Path, pivot: Pivot) -> None:
     large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
     done = pivot("plan", str(config), *large, "--gpus", "8", "--gpu", "h100")
