@@ -115,7 +115,8 @@ def moment_as_json(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
 
 
 def _training(schedule: Schedule) -> str:
-    return f"{schedule.train} GPUs train" + (" a step when it is judged" if schedule.mode is ModeName.SHIFTABLE else "")
+    who = "1 GPU trains" if schedule.train == 1 else f"{schedule.train} GPUs train"
+    return who + (" a step when it is judged" if schedule.mode is ModeName.SHIFTABLE else "")
 
 
 def _gain(choice: Choice) -> str:
