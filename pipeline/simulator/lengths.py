@@ -46,6 +46,11 @@ class Lengths:
     def mean_square(self) -> float:
         return float((self.values**2).mean())
 
+    def mean_longest(self, num: int) -> float:
+        """Of so many responses that do not resemble each other."""
+        share_below = (np.arange(len(self.values) + 1) / len(self.values)) ** num
+        return float(self.values @ np.diff(share_below))
+
     @property
     def mean_context(self) -> float:
         """Of the tokens of the responses: how many of their own response precede them, on average."""

@@ -158,7 +158,8 @@ class Bounds:
         points = {role: _operating_points(setup, role) for role in INFERENCE}
         rollout, reward = points[Role.ROLLOUT], points[Role.REWARD]
         all_gpu_s = train_gpu_s + rollout.gpu_s[:, None] + reward.gpu_s[None, :]
-        longest = work.rollout.longest * rollout.iteration_s[:, None] + work.verdict.mean * reward.iteration_s[None, :]
+        num_tokens = work.rollout.mean_longest(work.num_sequences)
+        longest = num_tokens * rollout.iteration_s[:, None] + work.verdict.mean * reward.iteration_s[None, :]
         mean = rollout.latency_s[:, None] + reward.latency_s[None, :]
         in_flight = (staleness + 1) * work.num_sequences
         tail = np.minimum(setup.num_gpus / all_gpu_s, in_flight / (np.maximum(mean, longest) + train_s))

@@ -55,6 +55,15 @@ def test_scaled_lengths_stay_below_the_limit() -> None:
     assert shorter.mean > 0.5 * lengths.mean
 
 
+def test_the_longest_of_few_responses_is_shorter_than_the_limit() -> None:
+    few = measured_lengths([100, 200], 1000)
+    assert (few.mean_longest(1), few.mean_longest(2)) == (150, 175)
+    lengths = lognormal_mixture(POLICY_16K, 16_384)
+    drawn = lengths.draw(np.random.default_rng(3), 4000, 8).max(axis=1)
+    assert lengths.mean_longest(8) == pytest.approx(drawn.mean(), rel=0.02)
+    assert lengths.mean_longest(1024) == pytest.approx(16_384, rel=1e-4)
+
+
 def test_survival_is_the_share_that_is_longer() -> None:
     lengths = measured_lengths([100, 200, 200, 400], 1000)
     assert lengths.survival([0, 100, 200, 399, 400]).tolist() == [1.0, 0.75, 0.25, 0.25, 0.0]
