@@ -73,7 +73,13 @@ def look_at_run(
     for at, event in events:
         if at_s is not None and at > now:
             break
-        replay.take(at, event)
+        try:
+            replay.take(at, event)
+        except (AssertionError, KeyError) as error:
+            raise ConfigError(
+                f"{folder.name}: its journal does not fit its config.yaml, or is of another version: "
+                f"{type(event).__name__} after {at - begin:.1f} s"
+            ) from error
         is_there = version is not None and replay.version >= version
         if is_there or (half is not None and replay.num_closed[half] * 2 >= config.sequences_per_step):
             now = at

@@ -106,6 +106,10 @@ def test_plan_of_a_run_replays_it_to_a_moment_and_says_that_nothing_is_shifted(r
 def test_a_run_that_does_not_tell_enough_is_named_with_what_helps(run: RunFolder, pivot: Pivot) -> None:
     known = ("--gpu", "h100")
     assert "emulated holds no config.json" in pivot("plan", "r", *known).err
+    text = run.config.read_text()
+    run.config.write_text(text.replace("total_training_steps: 4", "total_training_steps: 1"))
+    assert "r: its journal does not fit its config.yaml" in pivot("plan", "r", "--version", "4").err
+    run.config.write_text(text)
     rows = run.metrics.read_text().splitlines()
     run.metrics.write_text("\n".join(rows[:4]) + "\n")
     done = pivot("plan", "r")
@@ -114,7 +118,6 @@ def test_a_run_that_does_not_tell_enough_is_named_with_what_helps(run: RunFolder
     assert "r: a line of its metrics.jsonl is no JSON" in pivot("plan", "r").err
     run.metrics.unlink()
     assert "metrics.jsonl: No such file" in pivot("plan", "r").err
-    text = run.config.read_text()
     run.config.write_text(text.replace("admission: barrier", "admission: stream"))
     assert "placement.admission=barrier" in pivot("plan", "r").err
     run.journal(2).unlink()
