@@ -148,6 +148,13 @@ def dag(config: tuple[str, ...]) -> int:
 @click.option("--modes", default="all", metavar="MODE,...", show_default=True, help="Modes of placement.")
 @click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs that are averaged.")
 @click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    metavar="lost:NODE@SECONDS[+SECONDS] | slow:GPU*FACTOR",
+    help="A node dies, and another comes some time later, or never; a GPU is slow. Can be given more than once.",
+)
 @click.option("--html", default="", metavar="FILE.html", help="Also one page with tables and plots, for a browser.")
 @click.option("--png", default="", metavar="FOLDER", help="Also the plots, as PNG files.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
@@ -158,6 +165,7 @@ def simulate(
     modes: str,
     seeds: int,
     lengths: str,
+    scenarios: tuple[str, ...],
     html: str,
     png: str,
     as_json: bool,
@@ -175,6 +183,7 @@ def simulate(
         modes=modes,
         num_seeds=seeds,
         lengths=lengths,
+        scenarios=scenarios,
         html=html,
         png=png,
         as_json=as_json,

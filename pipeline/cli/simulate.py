@@ -11,6 +11,7 @@ from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError, RunError
 from pipeline.simulator.forecast import Forecast, forecast, setup_of
 from pipeline.simulator.modes import ModeName
+from pipeline.simulator.scenarios import scenario_of
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs, speed_text, why_none
 
@@ -23,6 +24,7 @@ def simulate(
     modes: str,
     num_seeds: int,
     lengths: str,
+    scenarios: Sequence[str],
     html: str,
     png: str,
     as_json: bool,
@@ -39,7 +41,8 @@ def simulate(
         check_page(Path(html))
     if png:
         check_folder(Path(png))
-    found = {n: forecast(config, setup, names, num_seeds) for n, setup in setups.items()}
+    wrong = {n: [scenario_of(text, setup) for text in scenarios] for n, setup in setups.items()}
+    found = {n: forecast(config, setup, names, num_seeds, wrong[n]) for n, setup in setups.items()}
     if as_json:
         click.echo(json.dumps([{"gpus": n, **row.as_json()} for n, rows in found.items() for row in rows]))
     else:

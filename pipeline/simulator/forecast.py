@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.config import Config
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, RunError
 from pipeline.core.events import Role
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
+from pipeline.simulator.cluster import LostNode, SlowGpu
 from pipeline.simulator.guard import choose
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
@@ -29,6 +31,9 @@ from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, Workload
 
 _CLOSE = 0.92
 """Schedules this close to the best of their mode on the first seed are run on the others too."""
+
+
+Scenario = LostNode | SlowGpu
 
 
 class Run(Protocol):
@@ -117,13 +122,16 @@ def _check_weights(setup: Setup, role: Role) -> None:
         raise ValueError(f"{error}; valid: more placement.roles.{role.value}.slots, or larger GPUs") from error
 
 
-def forecast(config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int) -> list[Forecast]:
-    """In the order of `modes`; modes none of whose training states fit, and those without a split, are left out."""
-    found = [best_of(candidates(config, setup, mode), num_seeds) for mode in modes]
+def forecast(
+    config: Config, setup: Setup, modes: Iterable[ModeName], num_seeds: int, scenarios: Sequence[Scenario] = ()
+) -> list[Forecast]:
+    """In the order of `modes`; modes none of whose training states fit, those without a split, and those that a
+    scenario ends are left out."""
+    found = [best_of(candidates(config, setup, mode, scenarios), num_seeds) for mode in modes]
     return [row for row in found if row is not None]
 
 
-def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
+def candidates(config: Config, setup: Setup, mode: ModeName, scenarios: Sequence[Scenario] = ()) -> list[Candidate]:
     """With the configuration's staleness, which is 0 for colocated, and its `placement.admission`."""
     judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
     schedules = dict.fromkeys(
@@ -133,7 +141,9 @@ def candidates(config: Config, setup: Setup, mode: ModeName) -> list[Candidate]:
     )
     settings = config.placement.planner.settings()
     return [
-        Candidate(mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s, settings))
+        Candidate(
+            mode=mode.value, schedule=str(s), staleness=s.staleness, run=partial(_run, setup, s, settings, scenarios)
+        )
         for s in schedules
     ]
 
@@ -148,15 +158,26 @@ def choose_for(config: Config, setup: Setup) -> Choice:
     )
 
 
-def _run(setup: Setup, schedule: Schedule, settings: PlannerSettings, *, seed: int, is_traced: bool = False) -> Result:
+def _run(
+    setup: Setup,
+    schedule: Schedule,
+    settings: PlannerSettings,
+    scenarios: Sequence[Scenario],
+    *,
+    seed: int,
+    is_traced: bool = False,
+) -> Result:
     """What a planner believes is wrong in another way with each seed."""
     mode = schedule.policy(setup.believed(Beliefs.draw(seed)), settings)
-    return simulate(setup, mode, seed=seed, is_traced=is_traced)
+    return simulate(setup, mode, seed=seed, scenarios=scenarios, is_traced=is_traced)
 
 
 def best_of(candidates: Sequence[Candidate], num_seeds: int) -> Forecast | None:
-    """None: there are no candidates."""
-    runs = [(candidate, [candidate.run(seed=0)]) for candidate in candidates]
+    """None: there are no candidates, or none of them comes to its end."""
+    runs = []
+    for candidate in candidates:
+        with suppress(RunError):  # a scenario left a role without GPUs
+            runs.append((candidate, [candidate.run(seed=0)]))
     best = max((results[0].sequences_per_s for _, results in runs), default=0.0)
     for candidate, results in runs:
         if results[0].sequences_per_s >= _CLOSE * best:

@@ -71,6 +71,8 @@ class Shiftable:
         for index, role in plan.moves.items():
             sim.bind(sim.blocks[index], role)
         self._alarm += 1
+        if sim.is_over and all(block.is_lost for block in sim.blocks):
+            return
         sim.at(sim.now + self.settings.every_s(plan.cycle_s), self._tick, sim, self._alarm)
 
     def plan(self, sim: Simulation) -> None:

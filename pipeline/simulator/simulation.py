@@ -135,6 +135,11 @@ class Simulation:
     def num_train_gpus(self) -> int:
         return max(1, len(self.train_blocks)) * self.setup.block
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is to happen any more, but what a mode asks for."""
+        return not self._events
+
     def train(self) -> None:
         """Train the next step as soon as it is judged and all training blocks are there."""
         if self.training is None and self.is_scored(self.version):

@@ -73,7 +73,7 @@ def seconds_text(seconds: float) -> str:
 def why_none(setup: Setup) -> str:
     """Of a number of GPUs on which none of the modes that were asked for has a split."""
     if setup.train.fits(setup.num_gpus):
-        return "they are too few for a split"
+        return "they are too few for a split, or a scenario ended it"
     return "what training needs exceeds their memory"
 
 

@@ -160,7 +160,7 @@ def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None
     assert table[0].split()[:2] == ["GPUS", "MODE,"] and table[1].split()[:3] == ["16", "colocated", "16/16"]
     large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
     nothing = pivot("simulate", str(config), *large, "--gpu", "h100", "--gpus", "8").out
-    assert "none fits" in nothing.splitlines()[1]
+    assert "none fits: what training needs" in nothing.splitlines()[1]
     wrong = pivot("simulate", str(config), "--modes", "magic")
     assert wrong.code == 2 and "valid: all, or some of colocated" in wrong.err
     for wrong_number in ("many", "²", "8,"):
