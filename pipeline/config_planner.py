@@ -27,6 +27,7 @@ class Planner(Section):
     min_dwell_s: Float = Field(
         default=DEFAULT.min_dwell_s,
         ge=0,
+        le=3600,
         description="After a shift none for so long, where `dwell_share` is less: a shift must live to pay its seconds",
     )
     dwell_share: Float = Field(
@@ -41,7 +42,8 @@ class Planner(Section):
     )
     tick_s: Float = Field(
         default=DEFAULT.tick_s,
-        gt=0,
+        ge=0.1,
+        le=3600,
         description="The planner is asked this often, where `tick_share` is less, beside at each event of a step",
     )
     tick_share: Float = Field(

@@ -265,4 +265,6 @@ def test_a_users_setting_reaches_the_planner(base: Path) -> None:
     changed = load(base, "placement.planner.epsilon=0.05", "placement.planner.min_dwell_s=3").placement.planner
     assert changed.settings() == replace(DEFAULT, epsilon=0.05, min_dwell_s=3.0)
     assert "placement.planner.epsilon" in problems(base, "placement.planner.epsilon=1.5")[0]
+    for never_ends in ("tick_s=1e-6", "tick_s=1e9", "min_dwell_s=1e9"):
+        assert "placement.planner." in problems(base, f"placement.planner.{never_ends}")[0]
     assert "did you mean" in problems(base, "placement.planner.epsilonn=1")[0]

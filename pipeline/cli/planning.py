@@ -3,6 +3,7 @@ it, or of a run.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def plan(
     version: int | None,
     as_json: bool,
 ) -> int:
+    if at_s is not None and not math.isfinite(at_s):
+        raise ConfigError(f"--at {at_s}: no number of seconds; valid: such as 120")
     if at_s is not None and version is not None:
         raise ConfigError("--at and --version name one moment in two ways; valid: one of them")
     if _is_run(arguments):

@@ -13,6 +13,7 @@ from pipeline.simulator.choice import Choice
 from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.moment import Moment, Shift
 from pipeline.simulator.setup import Setup
+from pipeline.simulator.study import speed_text
 
 _NUM_SHOWN = 6
 """Runners-up."""
@@ -22,7 +23,7 @@ def show_choice(choice: Choice, setup: Setup, gpu: str) -> str:
     chosen, speed = choice.schedule, choice.sequences_per_s
     rows = [
         ("chosen", f"{chosen}, {_training(chosen)}, on {setup.num_gpus} {gpu.upper()}"),
-        ("predicted", f"{speed:.2f} sequences/s, a step of {_time(setup.workload.num_sequences / speed)}"),
+        ("predicted", f"{speed_text(speed)} sequences/s, a step of {_time(setup.workload.num_sequences / speed)}"),
         ("gain", _gain(choice)),
         ("took", f"{choice.took_s:.1f} s: {len(choice.predicted)} schedules were simulated, {_left_out(choice)}"),
     ]
@@ -38,7 +39,7 @@ def show_choice(choice: Choice, setup: Setup, gpu: str) -> str:
     shown = [s for s in choice.predicted if s == chosen or s in others or s in choice.runners_up]
     lines = [
         ("", "SCHEDULE", "SEQUENCES/S", "OF THE CHOICE"),
-        *(("▶" if s == chosen else "", str(s), f"{v:.2f}", f"{v / speed:.0%}") for s, v in _some(choice, shown)),
+        *(("▶" if s == chosen else "", str(s), speed_text(v), f"{v / speed:.0%}") for s, v in _some(choice, shown)),
     ]
     return f"{table(rows, indent='')}\n\n{table(lines, indent='')}"
 
@@ -114,13 +115,16 @@ def moment_as_json(snapshot: Snapshot, plan: Plan) -> dict[str, Any]:
 
 
 def _training(schedule: Schedule) -> str:
-    return f"{schedule.train} GPUs train" + (" a step when it is judged" if schedule.mode is ModeName.SHIFTABLE else "")
+    who = "1 GPU trains" if schedule.train == 1 else f"{schedule.train} GPUs train"
+    return who + (" a step when it is judged" if schedule.mode is ModeName.SHIFTABLE else "")
 
 
 def _gain(choice: Choice) -> str:
     best = choice.best_static
     if choice.schedule.mode is ModeName.SHIFTABLE:
         return f"{choice.gain:.3f} times the best static schedule, {best}"
+    if all(s.mode is ModeName.SHIFTABLE or s == best for s in (*choice.predicted, *choice.dropped)):
+        return "none to tell: no other static schedule fits"
     return f"{choice.gain:.3f} times the next static schedule; no shiftable one is predicted to win"
 
 
@@ -216,7 +220,7 @@ def _pair(gpus: tuple[int, int]) -> str:
 
 
 def _why_shift(shift: Shift) -> str:
-    return "GPUs had no role" if shift.gain_s is None else f"gain {shift.gain_s:.1f} s"
+    return shift.reason if shift.gain_s is None else f"gain {shift.gain_s:.1f} s"
 
 
 def _time(value: float) -> str:

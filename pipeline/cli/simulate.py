@@ -12,7 +12,8 @@ from pipeline.core.errors import ConfigError, RunError
 from pipeline.simulator.forecast import Forecast, forecast, setup_of
 from pipeline.simulator.modes import ModeName
 from pipeline.simulator.scenarios import scenario_of
-from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs
+from pipeline.simulator.setup import Setup
+from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs, speed_text, why_none
 
 
 def simulate(
@@ -34,7 +35,7 @@ def simulate(
         if gpus
         else [config.cluster.nodes * config.cluster.slots_per_node]
     )
-    names = list(ModeName) if modes == "all" else [_mode(text) for text in modes.split(",")]
+    names = list(ModeName) if modes == "all" else list(dict.fromkeys(_mode(text.strip()) for text in modes.split(",")))
     setups = {n: setup_of(config, gpu=gpu, num_gpus=n, lengths=lengths) for n in sizes}
     if html:
         check_page(Path(html))
@@ -45,7 +46,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps([{"gpus": n, **row.as_json()} for n, rows in found.items() for row in rows]))
     else:
-        _print(found)
+        _print(found, setups)
     if html or png:
         policy, judge = (Path(path).name for path in (config.model.policy.path, config.model.genrm.path))
         study = Study(
@@ -108,9 +109,13 @@ def _write(study: Study, html: str, png: str) -> list[str]:
     return said
 
 
-def _print(found: dict[int, list[Forecast]]) -> None:
+def _print(found: dict[int, list[Forecast]], setups: dict[int, Setup]) -> None:
     header = ("GPUS", "MODE, BEST SPLIT", "SEQUENCES/S", "STEP", "IDLE", "IN", "SHIFTS/STEP", "OF BOUND")
-    lines = [line for n, rows in found.items() for line in (map(_line, [n] * len(rows), rows) if rows else [_none(n)])]
+    lines = [
+        line
+        for n, rows in found.items()
+        for line in (map(_line, [n] * len(rows), rows) if rows else [_none(n, setups[n])])
+    ]
     click.echo(table([header, *lines], indent=""))
     click.echo(
         "\nsplit: rollout/reward/train   idle: share of GPU time, in: rollout/reward/train GPUs/shifts\n"
@@ -124,7 +129,7 @@ def _line(num_gpus: int, row: Forecast) -> tuple[str, ...]:
     return (
         str(num_gpus),
         row.schedule,
-        f"{row.sequences_per_s:.2f}",
+        speed_text(row.sequences_per_s),
         f"{row.step_s:.0f} s" if row.step_s >= 10 else f"{row.step_s:.2f} s",
         f"{row.idle:.0%}",
         "/".join(f"{100 * abs(row.idle_by.get(state, 0.0)):.0f}" for state in IDLE_STATES),
@@ -133,12 +138,12 @@ def _line(num_gpus: int, row: Forecast) -> tuple[str, ...]:
     )
 
 
-def _none(num_gpus: int) -> tuple[str, ...]:
-    return (str(num_gpus), "none: training does not fit into their memory, or a scenario ended it", *["-"] * 6)
+def _none(num_gpus: int, setup: Setup) -> tuple[str, ...]:
+    return (str(num_gpus), f"none fits: {why_none(setup)}", *["-"] * 6)
 
 
 def _number(text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
+    if not (text.strip().isascii() and text.strip().isdigit()) or int(text) < 1:
         raise ConfigError(f"--gpus {text!r}: not a number of GPUs; valid: such as 16,32,64")
     return int(text)
 

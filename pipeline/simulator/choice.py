@@ -25,9 +25,12 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """Predicted speed of the choice over that of the best static schedule, or of the best of all others."""
-        others = [v for s, v in self.predicted.items() if s.mode is not ModeName.SHIFTABLE and s != self.schedule]
-        return self.predicted[self.schedule] / max(others, default=self.predicted[self.schedule])
+        """Predicted speed of the choice over that of the best static schedule. Of a static choice: over the next one,
+        also over one that was given up, at the speed that it had then."""
+        speed, is_shiftable = self.sequences_per_s, self.schedule.mode is ModeName.SHIFTABLE
+        rated = self.predicted if is_shiftable else {**self.dropped, **self.predicted}
+        others = [v for s, v in rated.items() if s.mode is not ModeName.SHIFTABLE and s != self.schedule]
+        return speed / (max(others, default=speed) if is_shiftable else min(speed, max(others, default=speed)))
 
     @property
     def best_static(self) -> Schedule | None:
@@ -46,13 +49,15 @@ class Choice:
                 best.setdefault(schedule.mode, schedule)
         return list(best.values())
 
-    def of_whole(self, scale: int) -> "Choice":
-        """The choice for a cluster that is so many times as large."""
+    def of_whole(self, scale: int, faster: float | None = None) -> "Choice":
+        """The choice for a cluster that is so many times as large. `faster`: how many times as many sequences its steps
+        have, of which each takes as long; not `scale` where that does not divide the prompts."""
+        times = scale if faster is None else faster
         return replace(
             self,
             schedule=_times(self.schedule, scale),
-            predicted={_times(s, scale): v * scale for s, v in self.predicted.items()},
-            dropped={_times(s, scale): v * scale for s, v in self.dropped.items()},
+            predicted={_times(s, scale): v * times for s, v in self.predicted.items()},
+            dropped={_times(s, scale): v * times for s, v in self.dropped.items()},
             stands_for=scale,
         )
 

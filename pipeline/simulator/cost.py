@@ -132,7 +132,8 @@ def role_cost(gpu: Gpu, model: ModelShape, num_gpus: int) -> RoleCost:
     """Raises ValueError where the weights leave no room for KV cache."""
     room = num_gpus * (gpu.memory * _MEMORY_SHARE - _RESERVED_BYTES) - model.weight_bytes
     if room <= 0:
-        raise ValueError(f"{model.weight_bytes / 1e9:.0f} GB of weights do not fit into {num_gpus} GPUs of this kind")
+        of_gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        raise ValueError(f"{model.weight_bytes / 1e9:.0f} GB of weights do not fit into {of_gpus} of this kind")
     load_s = model.weight_bytes / num_gpus / (gpu.host * _HOST_TO_GPU)
     return RoleCost(
         num_gpus=num_gpus,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError, RunError
+from pipeline.core.events import Role
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
@@ -26,7 +27,7 @@ from pipeline.simulator.modes import (
 )
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
-from pipeline.simulator.setup import Beliefs, Setup, Workload
+from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, Workload
 
 _CLOSE = 0.92
 """Schedules this close to the best of their mode on the first seed are run on the others too."""
@@ -93,7 +94,7 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
         )
         if gpu not in GPUS:
             raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
-        return Setup(
+        setup = Setup(
             gpu=GPUS[gpu],
             num_gpus=num_gpus,
             policy=_shape("policy", config.model.policy.path),
@@ -106,8 +107,19 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
             recomputes_on_update=config.rollout.on_update == "recompute",
             flush_s=config.rollout.flush_s,
         )
+        for role in INFERENCE:
+            _check_weights(setup, role)
+        return setup
     except (ValueError, OSError) as error:
         raise ConfigError(f"cannot be simulated: {error}") from error
+
+
+def _check_weights(setup: Setup, role: Role) -> None:
+    """Raises ValueError where a replica has no room for its model."""
+    try:
+        setup.role(role)
+    except ValueError as error:
+        raise ValueError(f"{error}; valid: more placement.roles.{role.value}.slots, or larger GPUs") from error
 
 
 def forecast(
@@ -122,11 +134,11 @@ def forecast(
 def candidates(config: Config, setup: Setup, mode: ModeName, scenarios: Sequence[Scenario] = ()) -> list[Candidate]:
     """With the configuration's staleness, which is 0 for colocated, and its `placement.admission`."""
     judging, staleness = Admission(config.placement.admission), config.algorithm.staleness
-    schedules = [
+    schedules = dict.fromkeys(
         s.bound_to(staleness, judging)
         for s in [*static_schedules(setup), *(shiftable_schedule(setup, size) for size in train_sizes(setup))]
         if s.mode is mode and setup.train.fits(s.train)
-    ]
+    )
     settings = config.placement.planner.settings()
     return [
         Candidate(
@@ -201,7 +213,12 @@ def _shape(which: str, path: str) -> ModelShape:
     """Of the folder's config.json; without a folder, its name may be that of a model that is known."""
     described = Path(path) / "config.json"
     if described.is_file():
-        return model_shape(json.loads(described.read_text()))
+        try:
+            return model_shape(json.loads(described.read_text(encoding="utf-8")))
+        except KeyError as error:
+            raise ValueError(f"model.{which}.path: {described} lacks {error}, of which costs are reckoned") from error
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"model.{which}.path: {described} describes no model: {error}") from error
     if Path(path).name in known_models():
         return known_model(Path(path).name)
     raise ValueError(

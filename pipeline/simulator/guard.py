@@ -57,9 +57,10 @@ def choose(
 ) -> Choice:
     """`skips`: False simulates all candidates to the end. Raises ConfigError if no training size fits into memory."""
     began, scale = time.process_time(), scale_of(believed)
-    search = _Search(believed.scaled_down(scale), settings, staleness, judging, skips)
-    choice = search.run()
-    choice = choice.of_whole(scale) if scale > 1 else choice
+    small = believed.scaled_down(scale)
+    choice = _Search(small, settings, staleness, judging, skips).run()
+    if scale > 1:
+        choice = choice.of_whole(scale, believed.workload.num_prompts / small.workload.num_prompts)
     return replace(choice, took_s=time.process_time() - began)
 
 
@@ -103,15 +104,16 @@ class _Search:
         self.ceilings: dict[Schedule, float] = {}
 
     def run(self) -> Choice:
-        sizes = [size for size in train_sizes(self.believed) if self.believed.train.fits(size)]
-        if not sizes:
+        fits = self.believed.train.fits
+        static = [s for s in static_schedules(self.believed) if fits(s.train)]
+        if not static:
             raise ConfigError(
                 f"no schedule fits: training {self.believed.policy.parameters / 1e9:.1f}e9 parameters does not fit "
                 f"into {self.believed.num_gpus * self.believed.scale} GPUs; valid: more of them, or larger ones"
             )
-        self._run_static(s for s in static_schedules(self.believed) if s.train in sizes)
+        self._run_static(static)
         best = max(self.found, key=lambda s: self.found[s])
-        self._race(shiftable_schedule(self.believed, size) for size in sizes)
+        self._race(shiftable_schedule(self.believed, size) for size in train_sizes(self.believed) if fits(size))
         top = self._best_shiftable()
         if top and self.found[top] > MARGIN * self.found[best]:
             best = top

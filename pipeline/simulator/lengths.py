@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 
 _NUM_QUANTILES = 20_000
 _SHORTEST = 1
+_SHOWN = 80  # characters of a line that is wrong
 _NORMAL_GRID = 8.0  # standard normal deviations beyond which nothing is drawn
 
 
@@ -44,6 +45,11 @@ class Lengths:
     @cached_property
     def mean_square(self) -> float:
         return float((self.values**2).mean())
+
+    def mean_longest(self, num: int) -> float:
+        """Of so many responses that do not resemble each other."""
+        share_below = (np.arange(len(self.values) + 1) / len(self.values)) ** num
+        return float(self.values @ np.diff(share_below))
 
     @property
     def mean_context(self) -> float:
@@ -105,16 +111,31 @@ def measured_lengths(values: Sequence[float], longest: int) -> Lengths:
 
 def read_lengths(path: Path, longest: int) -> Lengths:
     """One number per line, or JSON lines with a `num_tokens`. Raises ValueError with the line of what is neither."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no text; valid: a number of tokens per line") from error
     values = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            values.append(float(entry["num_tokens"] if isinstance(entry, dict) else entry))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: neither a number nor JSON with num_tokens: {line!r}") from error
+            values.append(_num_tokens(entry["num_tokens"] if isinstance(entry, dict) else entry))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"{path}, line {number}: neither a number of tokens nor JSON with num_tokens: {line[:_SHOWN]!r}"
+            ) from error
+    if not values:
+        raise ValueError(f"{path}: no lengths are in it")
     return measured_lengths(values, longest)
+
+
+def _num_tokens(entry: object) -> float:
+    """Raises ValueError or TypeError."""
+    if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 <= entry < math.inf:
+        raise ValueError(f"{entry!r} is no number of tokens")
+    return float(entry)
 
 
 def _normal_cdf(x: Array) -> Array:

@@ -48,8 +48,11 @@ class Schedule:
         return f"{self.mode.value}{admission} {split}"
 
     def bound_to(self, staleness: int, judging: Admission) -> "Schedule":
-        """As a configuration has it: no staler than it allows, and judged as it says."""
-        return replace(self, judging=judging, staleness=min(self.staleness, staleness))
+        """As a configuration has it: no staler than it allows, and judged as it says. At staleness 0 a step waits for
+        the one before it to be trained, so no admission differs from another."""
+        allowed = min(self.staleness, staleness)
+        admission = self.admission if allowed else Admission.STREAM
+        return replace(self, judging=judging, staleness=allowed, admission=admission)
 
     def policy(self, believed: Setup, settings: PlannerSettings = DEFAULT) -> Mode:
         """`believed`: the setup as the planner of a shiftable mode believes it to be."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.core.events import Role
-from pipeline.core.planner.planner import Plan, decide
+from pipeline.core.planner.planner import GAINS, Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
@@ -25,7 +25,8 @@ class Shift:
     before: tuple[int, int]
     after: tuple[int, int]
     gain_s: float | None
-    """None: the blocks had no role before."""
+    """None: the blocks had no role before, or nothing would have gone on without."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,5 +140,5 @@ def _shift(seen: Snapshot, plan: Plan) -> Shift:
         return num[0] * seen.block_slots, num[1] * seen.block_slots
 
     before, after = gpus(roles), gpus({**roles, **plan.moves})
-    gain_s = None if _is_first_role(seen, plan) else chosen.gain_s
-    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=gain_s)
+    gain_s = chosen.gain_s if plan.reason == GAINS else None
+    return Shift(at_s=seen.at_s, before=before, after=after, gain_s=gain_s, reason=plan.reason)

@@ -73,7 +73,13 @@ def look_at_run(
     for at, event in events:
         if at_s is not None and at > now:
             break
-        replay.take(at, event)
+        try:
+            replay.take(at, event)
+        except (AssertionError, KeyError) as error:
+            raise ConfigError(
+                f"{folder.name}: its journal does not fit its config.yaml, or is of another version: "
+                f"{type(event).__name__} after {at - begin:.1f} s"
+            ) from error
         is_there = version is not None and replay.version >= version
         if is_there or (half is not None and replay.num_closed[half] * 2 >= config.sequences_per_step):
             now = at
@@ -107,7 +113,9 @@ def _measured(folder: Path, config: Config) -> Setup:
     try:
         found = calibrated(_plain_setup(folder, config), folder)
     except (ValueError, OSError, KeyError) as error:
-        raise ConfigError(f"{_why_not(error)}; valid: later, or --gpu, for the costs of a kind of GPU") from error
+        raise ConfigError(
+            f"{folder.name}: {_why_not(error, folder)}; valid: later, or --gpu, for the costs of a kind of GPU"
+        ) from error
     assert found.measured is not None
     work, most = found.workload, config.rollout.engine.max_num_seqs
     kv_tokens = float(most * (work.mean_prompt_tokens(Role.REWARD) + work.rollout.longest + work.verdict.longest))
@@ -131,7 +139,10 @@ def _measured(folder: Path, config: Config) -> Setup:
 
 def _plain_setup(folder: Path, config: Config) -> Setup:
     """One GPU per role, as `calibrated` wants it. Profile and models do not matter: all costs are measured."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    try:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError("a line of its metrics.jsonl is no JSON") from error
     prompts = [row["prompt_length/mean"] for row in rows if "prompt_length/mean" in row]
     if not prompts:
         raise ValueError(f"{folder}: it has no step yet")
@@ -158,7 +169,7 @@ def _plain_setup(folder: Path, config: Config) -> Setup:
     )
 
 
-def _why_not(error: Exception) -> str:
+def _why_not(error: Exception, folder: Path) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}"
-    return f"its metrics lack {error}" if isinstance(error, KeyError) else str(error)
+    return f"its metrics lack {error}" if isinstance(error, KeyError) else str(error).removeprefix(f"{folder}: ")

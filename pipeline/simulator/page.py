@@ -9,7 +9,16 @@ from string import Template
 from pipeline.simulator.forecast import Forecast
 from pipeline.simulator.plots import Picture, as_svg, size_px, throughput_figure, timeline_figure, utilisation_figure
 from pipeline.simulator.series import timeline, utilisation
-from pipeline.simulator.study import IDLE_STATES, Study, best, growth, idle_text
+from pipeline.simulator.study import (
+    IDLE_STATES,
+    Study,
+    best,
+    growth,
+    idle_text,
+    seconds_text,
+    speed_text,
+    why_none,
+)
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _SHOWN_STEPS = 4
@@ -87,11 +96,11 @@ def _answer(study: Study) -> str:
     for num_gpus, rows in study.rows.items():
         row = best(rows)
         if row is None:
-            found.append(f"No mode fits on {num_gpus} GPUs: what training needs exceeds their memory.")
+            found.append(f"No mode fits on {num_gpus} GPUs: {why_none(study.setups[num_gpus])}.")
         else:
             found.append(
-                f"Best on {num_gpus} GPUs: {escape(row.schedule)}, {row.sequences_per_s:.2f} sequences/s, "
-                f"a step of {row.step_s:.3g} s."
+                f"Best on {num_gpus} GPUs: {escape(row.schedule)}, {speed_text(row.sequences_per_s)} sequences/s, "
+                f"a step of {seconds_text(row.step_s)} s."
             )
     return "<br>\n".join(found)
 
@@ -103,8 +112,8 @@ def _table(study: Study) -> str:
         names,
         lambda row: (
             str(row.staleness),
-            f"{row.sequences_per_s:.2f}",
-            f"{row.step_s:.3g} s",
+            speed_text(row.sequences_per_s),
+            f"{seconds_text(row.step_s)} s",
             f"{row.idle:.0%}",
             f"{row.shifts_per_step:.1f}",
             f"{row.of_tail_bound:.0%}",

@@ -62,7 +62,7 @@ class ModelShape:
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """From the fields of an HF `config.json`: dense, mixture of experts, or hybrid with linear attention."""
-    c = {**config, **config.get("text_config", {})}
+    c = {**config, **(config.get("text_config") or {})}
     hidden, layers, vocabulary = c["hidden_size"], c["num_hidden_layers"], c["vocab_size"]
     heads = c["num_attention_heads"]
     head, kv_heads = c.get("head_dim") or hidden // heads, c.get("num_key_value_heads") or heads

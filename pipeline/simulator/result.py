@@ -158,7 +158,8 @@ class Bounds:
         points = {role: _operating_points(setup, role) for role in INFERENCE}
         rollout, reward = points[Role.ROLLOUT], points[Role.REWARD]
         all_gpu_s = train_gpu_s + rollout.gpu_s[:, None] + reward.gpu_s[None, :]
-        longest = work.rollout.longest * rollout.iteration_s[:, None] + work.verdict.mean * reward.iteration_s[None, :]
+        num_tokens = work.rollout.mean_longest(work.num_sequences)
+        longest = num_tokens * rollout.iteration_s[:, None] + work.verdict.mean * reward.iteration_s[None, :]
         mean = rollout.latency_s[:, None] + reward.latency_s[None, :]
         in_flight = (staleness + 1) * work.num_sequences
         tail = np.minimum(setup.num_gpus / all_gpu_s, in_flight / (np.maximum(mean, longest) + train_s))
@@ -185,7 +186,8 @@ def _operating_points(setup: Setup, role: Role) -> _Points:
     context = prompt + lengths.mean_context
     prefix = work.prefix_tokens(role) * (1 - 1 / work.num_each) if work.shares_prefix else 0.0
     prefill_s = (prompt - prefix) * cost.iteration.prefill_s
-    batches = [b for b in np.geomspace(2, setup.max_num_seqs, 40).tolist() if b * context <= cost.kv_tokens] or [1.0]
+    sizes = np.geomspace(min(2, setup.max_num_seqs), setup.max_num_seqs, 40).tolist()
+    batches = [b for b in sizes if b * context <= cost.kv_tokens] or [1.0]
     iteration = np.array([cost.iteration.iteration_s(b, b * context) for b in batches])
     latency = np.array([i * lengths.mean + prefill_s * b for i, b in zip(iteration, batches, strict=True)])
     return _Points(iteration_s=iteration, latency_s=latency, gpu_s=latency * cost.num_gpus / np.array(batches))

@@ -43,7 +43,7 @@ class Growth:
     def __str__(self) -> str:
         return (
             f"{self.fewer} to {self.more} GPUs, {self.more / self.fewer:.3g} times as many: {self.gain:.2f} times the "
-            f"sequences/s, a step of {self.after.step_s:.3g} instead of {self.before.step_s:.3g} s "
+            f"sequences/s, a step of {seconds_text(self.after.step_s)} instead of {seconds_text(self.before.step_s)} s "
             f"({self.before.schedule} to {self.after.schedule})"
         )
 
@@ -59,6 +59,22 @@ def growth(rows: Mapping[int, Sequence[Forecast]]) -> list[Growth]:
         Growth(fewer=fewer, more=more, before=before, after=after)
         for (fewer, before), (more, after) in itertools.pairwise(found)
     ]
+
+
+def speed_text(sequences_per_s: float) -> str:
+    """Slow ones too, of which two places after the point show nothing."""
+    return f"{sequences_per_s:.2f}" if sequences_per_s >= 0.1 else f"{sequences_per_s:.2g}"
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:.3g}"
+
+
+def why_none(setup: Setup) -> str:
+    """Of a number of GPUs on which none of the modes that were asked for has a split."""
+    if setup.train.fits(setup.num_gpus):
+        return "they are too few for a split, or a scenario ended it"
+    return "what training needs exceeds their memory"
 
 
 def idle_text(row: Forecast) -> str:

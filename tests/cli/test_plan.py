@@ -38,6 +38,14 @@ def test_plan_tells_what_is_chosen_and_what_the_planner_would_do(config: Path, p
     assert all(c["rollout"] + c["reward"] <= 16 for c in moment["candidates"])
 
 
+def test_a_static_choice_without_another_tells_no_gain(config: Path, pivot: Pivot) -> None:
+    """Nodes of 8, so 8 or 12 of 12 GPUs may train: the states fit on 12 only."""
+    large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
+    done = pivot("plan", str(config), *large, "--gpus", "12", "--gpu", "h200")
+    assert done.code == 0, done.err
+    assert "colocated 12/12" in done.out and "no other static schedule fits" in done.out
+
+
 def test_plan_refuses_what_fits_nowhere(config: Path, pivot: Pivot) -> None:
     large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
     done = pivot("plan", str(config), *large, "--gpus", "8", "--gpu", "h100")
@@ -89,6 +97,7 @@ def test_plan_of_a_run_replays_it_to_a_moment_and_says_that_nothing_is_shifted(r
     seen = Snapshot.from_json(json.dumps(told["moment"]["snapshot"]))
     assert (told["run"], told["mode"], seen.version) == ("r", "disaggregated", 2)
     assert seen.rollout.cost.overhead_s == pytest.approx(3e-3, rel=0.1), "as the first attempt had it"
+    assert pivot("plan", "r", "--at", "nan").code == 2
     for too_late in (("--version", "9"), ("--at", "1e9")):
         done = pivot("plan", "r", *too_late)
         assert done.code == 2 and "the attempt" in done.err
@@ -97,13 +106,18 @@ def test_plan_of_a_run_replays_it_to_a_moment_and_says_that_nothing_is_shifted(r
 def test_a_run_that_does_not_tell_enough_is_named_with_what_helps(run: RunFolder, pivot: Pivot) -> None:
     known = ("--gpu", "h100")
     assert "emulated holds no config.json" in pivot("plan", "r", *known).err
+    text = run.config.read_text()
+    run.config.write_text(text.replace("total_training_steps: 4", "total_training_steps: 1"))
+    assert "r: its journal does not fit its config.yaml" in pivot("plan", "r", "--version", "4").err
+    run.config.write_text(text)
     rows = run.metrics.read_text().splitlines()
     run.metrics.write_text("\n".join(rows[:4]) + "\n")
     done = pivot("plan", "r")
     assert done.code == 2 and "too few to calibrate from" in done.err and "valid: later, or --gpu" in done.err
+    run.metrics.write_text('{"step": 1, "pro')
+    assert "r: a line of its metrics.jsonl is no JSON" in pivot("plan", "r").err
     run.metrics.unlink()
     assert "metrics.jsonl: No such file" in pivot("plan", "r").err
-    text = run.config.read_text()
     run.config.write_text(text.replace("admission: barrier", "admission: stream"))
     assert "placement.admission=barrier" in pivot("plan", "r").err
     run.journal(2).unlink()

@@ -1,6 +1,7 @@
 """From a configuration to a table of modes, and `pivot-pipeline simulate`."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import yaml
 
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
-from pipeline.simulator.forecast import Candidate, best_of, forecast, setup_of
+from pipeline.simulator.forecast import Candidate, best_of, candidates, forecast, setup_of
 from pipeline.simulator.modes import ModeName, static_schedules
 from pipeline.simulator.result import Result, simulate
+from pipeline.simulator.study import seconds_text, speed_text
 from tests.cli.conftest import Pivot, pivot
 
 __all__ = ["pivot"]
@@ -61,6 +63,41 @@ def test_what_cannot_be_simulated_is_refused(config: Path) -> None:
         setup_of(load_files([config]), gpu="tpu", num_gpus=16)
     with pytest.raises(ConfigError, match="hold no blocks of 4"):
         setup_of(load_files([config]), gpu="h100", num_gpus=18)
+
+
+def test_a_model_that_a_replica_has_no_room_for_is_refused_with_the_key_to_change(config: Path) -> None:
+    for role, which in (("rollout", "policy"), ("reward", "genrm")):
+        large = [f"model.{which}.path=qwen2.5-72b", "placement.roles.reward.slots=1"]
+        with pytest.raises(ConfigError, match=rf"145 GB .* 1 GPU of this kind.*placement\.roles\.{role}\.slots"):
+            setup_of(load_files([config], large), gpu="h100", num_gpus=16)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"n_embd": 768}', r"lacks 'hidden_size'"),
+        ('{"text_config": null, "hidden_size": 64}', r"lacks 'num_hidden_layers'"),
+        ("[]", "describes no model"),
+        ("{", "describes no model"),
+    ],
+)
+def test_a_models_description_that_cannot_be_read_is_named(config: Path, text: str, why: str) -> None:
+    folder = config.parent / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"model\.policy\.path: .*config\.json {why}"):
+        setup_of(load_files([config], [f"model.policy.path={folder}"]), gpu="h100", num_gpus=16)
+
+
+def test_at_staleness_0_no_split_stands_twice(config: Path) -> None:
+    """There no admission differs from another, and no two steps roll out together."""
+    setup = setup_of(load_files([config]), gpu="h800", num_gpus=16)
+    for staleness, admissions in ((0, {"16/16": 1}), (1, {"pairs 16/16": 1})):
+        loaded = load_files([config], [f"algorithm.staleness={staleness}"])
+        named = [c.schedule for mode in ModeName for c in candidates(loaded, setup, mode)]
+        assert len(named) == len(set(named))
+        assert {f"shiftable {text}": num for text, num in admissions.items()}.items() <= Counter(named).items()
+        assert any("barrier" in name for name in named) == (staleness == 1)
 
 
 def test_each_mode_comes_with_its_best_split(config: Path) -> None:
@@ -123,7 +160,18 @@ def test_the_command_prints_a_table_and_json(config: Path, pivot: Pivot) -> None
     assert table[0].split()[:2] == ["GPUS", "MODE,"] and table[1].split()[:3] == ["16", "colocated", "16/16"]
     large = ("model.policy.path=qwen2.5-72b", "placement.roles.rollout.slots=4")
     nothing = pivot("simulate", str(config), *large, "--gpu", "h100", "--gpus", "8").out
-    assert "none: training does not fit" in nothing.splitlines()[1]
+    assert "none fits: what training needs" in nothing.splitlines()[1]
     wrong = pivot("simulate", str(config), "--modes", "magic")
     assert wrong.code == 2 and "valid: all, or some of colocated" in wrong.err
-    assert pivot("simulate", str(config), "--gpus", "many").code == 2
+    for wrong_number in ("many", "²", "8,"):
+        assert pivot("simulate", str(config), "--gpus", wrong_number).code == 2
+    twice = pivot("simulate", str(config), "--modes", "colocated, colocated", "--gpus", "16, 16").out.splitlines()
+    assert sum(line.startswith("16 ") for line in twice) == 1
+    one = ("placement.roles.reward.slots=1", "model.policy.path=qwen2.5-1.5b", "model.genrm.path=qwen2.5-1.5b")
+    nothing = pivot("simulate", str(config), *one, "--modes", "disaggregated", "--gpus", "1").out
+    assert "too few for a split" in nothing.splitlines()[1]
+
+
+def test_slow_runs_are_told_too() -> None:
+    assert [speed_text(speed) for speed in (12.345, 0.5, 0.0024)] == ["12.35", "0.50", "0.0024"]
+    assert [seconds_text(seconds) for seconds in (0.1234, 12.34, 15974.3)] == ["0.123", "12.3", "15974"]

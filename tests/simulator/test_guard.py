@@ -14,7 +14,7 @@ from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice, choice_of
 from pipeline.simulator.guard import MARGIN, ceiling, choose, scale_of
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, lognormal_mixture
-from pipeline.simulator.modes import ModeName, static_schedules, train_sizes
+from pipeline.simulator.modes import ModeName, Schedule, static_schedules, train_sizes
 from pipeline.simulator.profiles import known_model
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import Setup, paper_setup
@@ -95,6 +95,33 @@ def test_a_large_cluster_is_chosen_for_on_a_smaller_one() -> None:
         for old, new in ((Role.TRAIN, Role.ROLLOUT), (Role.ROLLOUT, Role.TRAIN)):
             assert half.shift_s(old, new, size) == pytest.approx(large.shift_s(old, new, 2 * size), rel=1e-9)
         assert half.train.fits(size) == large.train.fits(2 * size)
+
+
+def test_where_nodes_are_not_whole_all_gpus_together_are_a_candidate_still() -> None:
+    """Training sizes are whole nodes: 8 of 12."""
+    found = choose(replace(small(), num_gpus=12), settings=COARSE)
+    assert "colocated 12/12" in {str(s) for s in (*found.predicted, *found.dropped)}
+
+
+def test_speeds_of_a_smaller_cluster_count_the_sequences_that_the_whole_has() -> None:
+    """Of 8 prompts a fifth is 2, which would be 10: a step takes as long, and has fewer sequences."""
+    whole = replace(small(num_prompts=8), num_gpus=40, gpus_per_node=8)
+    tenth = replace(whole, workload=replace(whole.workload, num_prompts=10))
+    assert scale_of(whole) == scale_of(tenth) == 5
+    few, many = choose(whole, settings=COARSE), choose(tenth, settings=COARSE)
+    assert few.schedule == many.schedule and few.sequences_per_s == pytest.approx(0.8 * many.sequences_per_s)
+
+
+def test_the_gain_of_a_static_choice_counts_what_was_given_up() -> None:
+    first, second, third = (
+        Schedule(mode=mode, rollout=8, train=8)
+        for mode in (ModeName.ROLLOUT_REWARD_COLOCATED, ModeName.DISAGGREGATED, ModeName.COLOCATED)
+    )
+    found = Choice(schedule=first, predicted={first: 30.0, third: 10.0}, dropped={second: 25.0})
+    assert found.gain == 1.2
+    assert replace(found, dropped={second: 31.0}).gain == 1.0, "a speed of its first steps only"
+    shifts = replace(second, mode=ModeName.SHIFTABLE)
+    assert replace(found, schedule=shifts, predicted={shifts: 30.0, third: 10.0}).gain == 3.0
 
 
 def test_a_choice_is_read_back_from_a_runs_folder_as_it_was(choice: Choice, tmp_path: Path) -> None:

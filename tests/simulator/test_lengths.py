@@ -55,6 +55,15 @@ def test_scaled_lengths_stay_below_the_limit() -> None:
     assert shorter.mean > 0.5 * lengths.mean
 
 
+def test_the_longest_of_few_responses_is_shorter_than_the_limit() -> None:
+    few = measured_lengths([100, 200], 1000)
+    assert (few.mean_longest(1), few.mean_longest(2)) == (150, 175)
+    lengths = lognormal_mixture(POLICY_16K, 16_384)
+    drawn = lengths.draw(np.random.default_rng(3), 4000, 8).max(axis=1)
+    assert lengths.mean_longest(8) == pytest.approx(drawn.mean(), rel=0.02)
+    assert lengths.mean_longest(1024) == pytest.approx(16_384, rel=1e-4)
+
+
 def test_survival_is_the_share_that_is_longer() -> None:
     lengths = measured_lengths([100, 200, 200, 400], 1000)
     assert lengths.survival([0, 100, 200, 399, 400]).tolist() == [1.0, 0.75, 0.25, 0.25, 0.0]
@@ -66,6 +75,22 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("120\nmany\n")
     with pytest.raises(ValueError, match="wrong, line 2"):
         read_lengths(tmp_path / "wrong", 2048)
+
+
+@pytest.mark.parametrize("line", ["NaN", "Infinity", "1e999", "-5", "true", "[5]", '{"num_tokens": null}'])
+def test_what_is_no_number_of_tokens_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "wrong").write_text(f"120\n\n{line}\n")
+    with pytest.raises(ValueError, match=r"wrong, line 3: neither"):
+        read_lengths(tmp_path / "wrong", 2048)
+
+
+def test_a_file_without_lengths_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ValueError, match="empty: no lengths"):
+        read_lengths(tmp_path / "empty", 2048)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe1\x00")
+    with pytest.raises(ValueError, match="binary: no text"):
+        read_lengths(tmp_path / "binary", 2048)
 
 
 def test_lengths_come_from_a_run(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def test_a_moment_shows_what_the_planner_saw_and_what_follows_from_it() -> None:
     assert moment == look_at(setup, shiftable_schedule(setup, 8), settings=COARSE)
 
 
+def test_a_shift_that_had_no_alternative_tells_no_gain() -> None:
+    """All GPUs are one block, which serves one role or the other."""
+    setup = replace(small(), num_gpus=8, rollout_gpus=8, reward_gpus=8)
+    shifts = look_at(setup, shiftable_schedule(setup, 8), settings=COARSE).shifts
+    assert any(shift.gain_s is None and shift.reason == "what waits has no block" for shift in shifts)
+    assert all(shift.gain_s is None or shift.gain_s > 0 for shift in shifts)
+
+
 def test_a_moment_is_found_by_its_time_or_its_version() -> None:
     setup, schedule = small(), shiftable_schedule(small(), 8)
     by_version = look_at(setup, schedule, settings=COARSE, version=2)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -264,6 +265,20 @@ def test_the_bounds_order_themselves() -> None:
         setup = paper_setup(group, "h800")
         late, early = Bounds.of(setup, 16, 1), Bounds.of(setup, 16, 0)
         assert early.tail < late.tail <= late.work == early.work
+
+
+def test_the_bounds_hold_batches_of_one_where_replicas_run_one() -> None:
+    one, two = (Bounds.of(replace(paper_setup(2, "h800"), max_num_seqs=n), 16, 1) for n in (1, 2))
+    assert one.work < 0.6 * two.work and one.tail < two.tail
+
+
+def test_steps_of_few_responses_are_not_faster_than_their_bound() -> None:
+    """The longest of them is mostly far from the limit."""
+    setup = paper_setup(1, "h800", num_gpus=4, num_sequences=16)
+    setup = replace(setup, workload=replace(setup.workload, num_each=8))
+    schedule = Schedule(mode=ModeName.DISAGGREGATED, rollout=1, reward=1, train=2)
+    found = [simulate(setup, schedule, seed=seed) for seed in range(3)]
+    assert fmean(result.sequences_per_s / result.tail_bound for result in found) < 1.0
 
 
 def test_published_bounds_of_the_second_group() -> None:

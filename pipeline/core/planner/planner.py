@@ -16,6 +16,9 @@ from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import BlockView, Snapshot
 
+GAINS = "the gain exceeds the threshold"
+"""The reason of a plan that shifts though all could stay."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -72,7 +75,7 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
         )
         for num, value, penalty in zip(tried.tolist(), outcome.value_s, outcome.penalty_s, strict=True)
     )
-    reason = "blocks have no role" if is_forced else "the gain exceeds the threshold"
+    reason = "blocks have no role" if is_forced else GAINS
     if is_stuck and not is_forced:
         reason = "what waits has no block"
     if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
