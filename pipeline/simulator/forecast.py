@@ -92,10 +92,10 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
             verdict=verdict,
             shares_prefix=config.rollout.engine.enable_prefix_caching,
         )
-        if gpu not in GPUS:
+        if gpu.lower() not in GPUS:
             raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
         setup = Setup(
-            gpu=GPUS[gpu],
+            gpu=GPUS[gpu.lower()],
             num_gpus=num_gpus,
             policy=_shape("policy", config.model.policy.path),
             judge=_shape("genrm", config.model.genrm.path),
