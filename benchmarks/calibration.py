@@ -23,14 +23,15 @@ from typing import Any
 
 from harness import Must, main, parser
 
+from pipeline.config import load_resolved
+from pipeline.run_folder import RunFolder
 from pipeline.simulator.calibrate import SCHEDULE, calibrated
-from pipeline.simulator.measured import response_lengths, verdict_lengths
-from pipeline.simulator.profiles import GPUS, known_model
+from pipeline.simulator.of_run import plain_setup
 from pipeline.simulator.result import simulate
-from pipeline.simulator.setup import Setup, Workload
+from pipeline.simulator.setup import Setup
 
 ROOT = Path(__file__).parents[1]
-N, PROMPTS, LONGEST, LONGEST_VERDICT = 8, 16, 84, 40  # of the quickstart
+N = 8  # of the quickstart
 MUST = {"predicted_of_measured": Must(at_least=0.8, at_most=1.2)}
 
 
@@ -42,7 +43,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             loads.append(os.getloadavg()[0])
             if not args.runs:
                 quickstart(run, n)
-        once = calibrated(setup_of(runs[0]), runs[0])
+        once = calibrated(plain_setup(runs[0], load_resolved(RunFolder(runs[0]).config)), runs[0])
         twice = replace(once, workload=replace(once.workload, num_each=2 * N))
         return {
             "loads": loads,
@@ -55,31 +56,6 @@ def quickstart(run: Path, n: int) -> None:
     settings = ["placement.admission=barrier", "evaluate.freq=0", "checkpoint.save_freq=60", f"rollout.n={n}"]
     command = [sys.executable, "-m", "pipeline.cli.main", "submit", "configs/quickstart.yaml", *settings]
     subprocess.run([*command, "--wait", "--run-dir", str(run)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
-def setup_of(run: Path) -> Setup:
-    """The profile and the models do not matter: all costs are measured."""
-    work = Workload(
-        num_prompts=PROMPTS,
-        num_each=N,
-        rollout=response_lengths(run, LONGEST),
-        verdict=verdict_lengths(run, LONGEST_VERDICT),
-        prompt_tokens=round(rows(run)[-1]["prompt_length/mean"]),
-        template_tokens=30,
-        shares_prefix=False,
-    )
-    tiny = known_model("qwen2.5-1.5b")
-    return Setup(
-        gpu=GPUS["h100"],
-        num_gpus=3,
-        policy=tiny,
-        judge=tiny,
-        rollout_gpus=1,
-        reward_gpus=1,
-        workload=work,
-        gpus_per_node=3,
-        max_num_seqs=128,
-    )
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

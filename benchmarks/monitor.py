@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from harness import Must, main, parser, percentile
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
-from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, paper_setup
+from pipeline.simulator.setup import Beliefs, Setup, paper_setup
 from pipeline.simulator.simulation import Simulation
 
 EVERY_S, STEPS, FACTORS = 2.0, 4, (0.6, 1.6)

@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 from harness import Must, kept, main, mean, parser, percentile
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.lookahead import _EARLY, _SLACK, look_ahead
 from pipeline.core.planner.planner import Plan, _why_not, assign, decide
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, paper_setup
+from pipeline.simulator.setup import RIGHT, Beliefs, paper_setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
 

@@ -25,9 +25,9 @@ import numpy as np
 from harness import Must, kept, main, mean, parser, percentile
 
 from pipeline.core.errors import RunError
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.simulator.lengths import lognormal_mixture
-from pipeline.simulator.setup import INFERENCE, Setup, Workload, paper_setup
+from pipeline.simulator.setup import Setup, Workload, paper_setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
 

@@ -193,7 +193,7 @@ def simulate(
 @commands.command()
 @click.argument("config", nargs=-1, required=True, metavar="RUN | CONFIG... [KEY.PATH=VALUE ...]")
 @click.option("--gpu", help="Kind of GPU, as of simulate.  [default: h100; of a RUN: as it was measured]")
-@click.option("--gpus", type=click.IntRange(1, 65_536), help="How many.  [default: the cluster's slots]")
+@click.option("--gpus", type=click.IntRange(min=1), help="How many.  [default: the cluster's slots]")
 @click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
 @click.option("--seed", default=0, type=click.IntRange(min=0), show_default=True, help="Of the simulated run.")
 @click.option("--at", "at_s", type=click.FloatRange(min=0), metavar="SECONDS", help="The moment that is looked at.")

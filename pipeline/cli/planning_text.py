@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pipeline.cli.terminal import table
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.planner import Candidate, Plan
 from pipeline.core.planner.preprocess import preprocess
 from pipeline.core.snapshot import RoleView, Snapshot
@@ -50,7 +50,7 @@ def show_moment(snapshot: Snapshot, plan: Plan) -> str:
             "version",
             f"{snapshot.version}; under way: {_steps(snapshot)}",
         ),
-        *((role.value, _load(snapshot, role)) for role in (Role.ROLLOUT, Role.REWARD)),
+        *((role.value, _load(snapshot, role)) for role in INFERENCE),
         ("train", _train(snapshot)),
         ("GPUs", f"rollout/reward/train {_gpus(snapshot)}{_shifting(snapshot)}"),
         ("decision", _decision(snapshot, plan)),
@@ -192,7 +192,7 @@ def _decision(snapshot: Snapshot, plan: Plan) -> str:
     size = snapshot.block_slots
     parts = [
         f"{size * num} to {role.value}"
-        for role in (Role.ROLLOUT, Role.REWARD)
+        for role in INFERENCE
         if (num := sum(new is role for new in plan.moves.values()))
     ]
     return f"shift {' and '.join(parts)}"

@@ -17,6 +17,10 @@ class Role(StrEnum):
     TRAIN = "train"
 
 
+INFERENCE = (Role.ROLLOUT, Role.REWARD)
+"""The roles whose replicas serve sequences, in the order in which a sequence meets them."""
+
+
 class Finish(StrEnum):
     """Why a segment was closed. FLUSH: its tokens are durable and the sequence goes on running."""
 

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.recent import RecentMean
 from pipeline.core.reports import (
     BlockBound,
@@ -42,7 +42,6 @@ _BELIEVED_SHIFTS, _MEMORY_SHIFTS = 1.0, 8.0
 """The blocks of one or two shifts."""
 _OVERDUE = 0.1, 0.02
 """Shares of the expected time that a shift, and a training, is still taken to need when it should be over."""
-INFERENCE = (Role.ROLLOUT, Role.REWARD)
 
 
 @dataclass(slots=True, kw_only=True)

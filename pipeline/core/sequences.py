@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from pipeline.core.events import Finish, RestoredSequence, Role, SegmentInfo, VerdictInfo
+from pipeline.core.events import INFERENCE, Finish, RestoredSequence, Role, SegmentInfo, VerdictInfo
 
 
 class SequenceState(StrEnum):
@@ -49,8 +49,8 @@ class SequenceChange(StrEnum):
     TRAINED = "trained"
 
 
-WAITING = {role: Place(SequenceState.WAITING, role) for role in (Role.ROLLOUT, Role.REWARD)}
-RUNNING = {role: Place(SequenceState.RUNNING, role) for role in (Role.ROLLOUT, Role.REWARD)}
+WAITING = {role: Place(SequenceState.WAITING, role) for role in INFERENCE}
+RUNNING = {role: Place(SequenceState.RUNNING, role) for role in INFERENCE}
 SCORED, BATCHED = Place(SequenceState.SCORED), Place(SequenceState.BATCHED)
 TRAINED, DROPPED = Place(SequenceState.TRAINED), Place(SequenceState.DROPPED)
 

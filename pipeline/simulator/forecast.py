@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError, RunError
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
@@ -27,8 +27,10 @@ from pipeline.simulator.modes import (
 )
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
-from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, Workload
+from pipeline.simulator.setup import Beliefs, Setup, Workload
 
+_LARGEST = 65_536
+"""GPUs; more are surely a slip of the hand."""
 _CLOSE = 0.92
 """Schedules this close to the best of their mode on the first seed are run on the others too."""
 
@@ -92,6 +94,8 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
             verdict=verdict,
             shares_prefix=config.rollout.engine.enable_prefix_caching,
         )
+        if num_gpus > _LARGEST:
+            raise ValueError(f"{num_gpus} GPUs; valid: up to {_LARGEST}")
         if gpu.lower() not in GPUS:
             raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
         setup = Setup(

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.planner import GAINS, Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.modes import ModeName, Schedule
-from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
+from pipeline.simulator.setup import RIGHT, Beliefs, Setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
 
@@ -136,7 +136,7 @@ def _shift(seen: Snapshot, plan: Plan) -> Shift:
     roles = {block.index: block.role for block in seen.blocks}
 
     def gpus(bound: dict[int, Role | None]) -> tuple[int, int]:
-        num = [sum(role is wanted for role in bound.values()) for wanted in (Role.ROLLOUT, Role.REWARD)]
+        num = [sum(role is wanted for role in bound.values()) for wanted in INFERENCE]
         return num[0] * seen.block_slots, num[1] * seen.block_slots
 
     before, after = gpus(roles), gpus({**roles, **plan.moves})

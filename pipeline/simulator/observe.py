@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.length_model import Ages
 from pipeline.core.monitor import Monitor
 from pipeline.core.reports import (
@@ -33,7 +33,6 @@ from pipeline.core.reports import (
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.engine import Replica
 from pipeline.simulator.lengths import Array
-from pipeline.simulator.setup import INFERENCE
 from pipeline.simulator.simulation import Simulation
 
 

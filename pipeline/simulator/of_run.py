@@ -111,7 +111,7 @@ def _measured(folder: Path, config: Config) -> Setup:
             "per role, placement.admission=barrier and algorithm.staleness=0; valid: --gpu, for the costs of a kind"
         )
     try:
-        found = calibrated(_plain_setup(folder, config), folder)
+        found = calibrated(plain_setup(folder, config), folder)
     except (ValueError, OSError, KeyError) as error:
         raise ConfigError(
             f"{folder.name}: {_why_not(error, folder)}; valid: later, or --gpu, for the costs of a kind of GPU"
@@ -137,7 +137,7 @@ def _measured(folder: Path, config: Config) -> Setup:
         raise ConfigError(f"{folder.name}: {error}") from error
 
 
-def _plain_setup(folder: Path, config: Config) -> Setup:
+def plain_setup(folder: Path, config: Config) -> Setup:
     """One GPU per role, as `calibrated` wants it. Profile and models do not matter: all costs are measured."""
     try:
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pipeline.core import events as ev
 from pipeline.core.core import Core
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.length_model import Ages, count_ages
 from pipeline.core.monitor import Monitor
 from pipeline.core.reports import (
@@ -30,7 +30,7 @@ from pipeline.core.reports import (
 from pipeline.core.sequences import RUNNING, WAITING, Sequence
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.priors import monitor_of
-from pipeline.simulator.setup import INFERENCE, Setup
+from pipeline.simulator.setup import Setup
 from pipeline.simulator.simulation import NUM_AHEAD
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.simulator.cluster import LOST, SHIFT, LostNode, SlowGpu, StepTimes, Usage
 from pipeline.simulator.modes import Schedule
-from pipeline.simulator.setup import INFERENCE, RIGHT, Beliefs, Setup
+from pipeline.simulator.setup import RIGHT, Beliefs, Setup
 from pipeline.simulator.simulation import Mode, Simulation
 
 NUM_STEPS, NUM_SKIPPED = 12, 3

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.simulator.cluster import Stay, Work
 from pipeline.simulator.lengths import Array
 from pipeline.simulator.result import NUM_SKIPPED, Result, window
-from pipeline.simulator.setup import INFERENCE, Setup
+from pipeline.simulator.setup import Setup
 
 ROLES = (*INFERENCE, Role.TRAIN)
 

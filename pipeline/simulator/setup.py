@@ -6,12 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.simulator.cost import SLEEP_S, MeasuredTrain, RoleCost, TrainCost, role_cost
 from pipeline.simulator.lengths import POLICY_16K, POLICY_32K, VERDICT_4K, Lengths, lognormal_mixture
 from pipeline.simulator.profiles import GPUS, Gpu, ModelShape, known_model
 
-INFERENCE = (Role.ROLLOUT, Role.REWARD)
 PROMPT_CORRELATION = 0.34
 """Of the lengths of two responses to one prompt: a per-prompt factor of sigma .35 within the .6 of all (assumed)."""
 

@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.core.errors import RunError
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.scheduler import Scheduler, WaitingQueue
 from pipeline.simulator.cluster import Block, LostNode, SlowGpu, StepTimes, Usage, make_blocks
 from pipeline.simulator.engine import Replica, Sequence
-from pipeline.simulator.setup import INFERENCE, Setup
+from pipeline.simulator.setup import Setup
 
 NUM_AHEAD = 3
 """Steps admitted beyond the last one counted, so that the end looks like the middle."""
@@ -63,7 +63,8 @@ class Simulation:
         scheduler: Callable[[float, float], Scheduler[Sequence, Replica]] = Scheduler,
         is_traced: bool = False,
     ) -> None:
-        """`scheduler` makes the scheduler of a role from the prefill that may wait at a replica, in seconds."""
+        """`scheduler` makes that of a role from the prefill that may wait at a replica, in seconds, and the tokens that
+        a running sequence has before it."""
         self.setup, self.mode, self.seed, self.num_steps = setup, mode, seed, num_steps
         self.now, self.version = 0.0, 0
         self.blocks = make_blocks(setup, [s for s in scenarios if isinstance(s, SlowGpu)])

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pipeline.core.core import Core
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.planner import decide
 from pipeline.core.sequences import SequenceState
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.modes import shiftable_schedule, static_schedules
 from pipeline.simulator.moment import VERSION, look_at
 from pipeline.simulator.replay import Replay
-from pipeline.simulator.setup import INFERENCE, Setup
+from pipeline.simulator.setup import Setup
 from tests.fakes.world import Odds, World
 from tests.fakes.world import make_plan as make_small_plan
 from tests.simulator.test_guard import COARSE, small

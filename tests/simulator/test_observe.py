@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.length_model import count_ages
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
@@ -19,7 +19,7 @@ from pipeline.simulator.modes import ModeName, Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.result import measure
-from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, Workload, paper_setup
+from pipeline.simulator.setup import Beliefs, Setup, Workload, paper_setup
 from pipeline.simulator.simulation import Simulation
 
 SMALL = Workload(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.bindings import ANY, Bindings, rollout_reward_only, training_only
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.scheduler import Abort, Scheduler
@@ -15,7 +15,7 @@ from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode, Shift
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.lengths import Lengths, lognormal_mixture, measured_lengths
-from pipeline.simulator.setup import INFERENCE, Beliefs, Setup, Workload, paper_setup
+from pipeline.simulator.setup import Beliefs, Setup, Workload, paper_setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation
 from tests.simulator.test_simulation import SMALL, small

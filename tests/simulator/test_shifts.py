@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.simulator.cluster import LostNode
 from pipeline.simulator.result import measure
-from pipeline.simulator.setup import INFERENCE
 from pipeline.simulator.simulation import Simulation
 from tests.simulator.test_simulation import SMALL, small
 

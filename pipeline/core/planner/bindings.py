@@ -6,9 +6,7 @@ A training takes its blocks whatever the mask says; the mask is about the time i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.core.events import Role
-
-INFERENCE = (Role.ROLLOUT, Role.REWARD)
+from pipeline.core.events import INFERENCE, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

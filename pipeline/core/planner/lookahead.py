@@ -90,7 +90,7 @@ class _Fluid:
         self.slot_s = [data.slot_s for data in roles]
 
     def run(self) -> Outcome:
-        picture, t, penalty = self.picture, 0.0, np.zeros(self.num)
+        t, penalty = 0.0, np.zeros(self.num)
         before = self._left()
         for k in (0, 1):
             self.judged[k] = np.where((before[:, k] < _LEFT) & self.entered[:, k], 0.0, np.inf)
@@ -108,18 +108,18 @@ class _Fluid:
             before, t = after, t + dt
             if np.isfinite(self.beyond).all():
                 break
-        start = np.where(np.isfinite(self.start), self.start, t + self._rest_s(0))
-        judged = np.where(np.isfinite(self.judged[1]), self.judged[1], np.maximum(t, start) + self._rest_s(1))
-        next_start = start + picture.train_s
-        value = _EARLY * start
+        is_reached = np.isfinite(self._next_start())
+        self.start = np.where(np.isfinite(self.start), self.start, t + self._rest_s(0))
+        rest_s = np.maximum(t, self.start) + self._rest_s(1)
+        self.judged[1] = np.where(np.isfinite(self.judged[1]), self.judged[1], rest_s)
+        next_start, value = self._next_start(), _EARLY * self.start
         if self.has_next:
-            next_start = np.maximum(next_start, judged)
-            value = value + _SLACK * judged
+            value = value + _SLACK * self.judged[1]
         return Outcome(
-            value_s=value + next_start + self._beyond_s(next_start),
-            train_start_s=start,
+            value_s=value + next_start + self._beyond_s(),
+            train_start_s=self.start,
             next_start_s=next_start,
-            is_reached=np.isfinite(self._next_start()),
+            is_reached=is_reached,
             penalty_s=penalty,
         )
 
@@ -246,7 +246,7 @@ class _Fluid:
             share = np.clip((np.where(is_new, when, t) - t) / dt, 0.0, 1.0)
             self.beyond = np.where(is_new, before + share * (self._work_beyond() - before), self.beyond)
 
-    def _beyond_s(self, when: Array) -> Array:
+    def _beyond_s(self) -> Array:
         left = np.where(np.isnan(self.beyond), self.picture.step_slot_s, self.beyond)
         return left / (self.picture.num_blocks * self.picture.block_slots)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.events import Role
-from pipeline.core.planner.bindings import ANY, INFERENCE, Bindings
+from pipeline.core.events import INFERENCE, Role
+from pipeline.core.planner.bindings import ANY, Bindings
 from pipeline.core.planner.lookahead import look_ahead
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.planner.settings import PlannerSettings

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.events import Role
+from pipeline.core.events import INFERENCE, Role
 from pipeline.core.iteration import IterationCost
-from pipeline.core.planner.bindings import ANY, INFERENCE, Bindings
+from pipeline.core.planner.bindings import ANY, Bindings
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import BlockView, RoleView, Snapshot
 

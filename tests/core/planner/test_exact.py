@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.core.events import INFERENCE
 from pipeline.core.planner.lookahead import look_ahead
 from pipeline.core.planner.planner import _goes_on, assign, decide
-from pipeline.core.planner.preprocess import INFERENCE, preprocess
+from pipeline.core.planner.preprocess import preprocess
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import Snapshot
 from tests.core.planner.cases import REWARD, ROLLOUT, random_snapshot
