@@ -38,11 +38,12 @@ from typing import Any, NamedTuple
 from harness import OUT, Must, main, parser
 
 from pipeline.core.events import INFERENCE
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.settings import DEFAULT
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import choice_of
 from pipeline.simulator.guard import choose
-from pipeline.simulator.modes import ModeName, Schedule, static_schedules
+from pipeline.simulator.modes import Schedule, static_schedules
 from pipeline.simulator.result import measure as measured
 from pipeline.simulator.setup import Beliefs, Setup, paper_setup
 from pipeline.simulator.simulation import Simulation

@@ -23,8 +23,9 @@ import numpy as np
 from harness import Must, main, parser, percentile
 
 from pipeline.core.events import INFERENCE, Role
+from pipeline.core.modes import ModeName
 from pipeline.core.snapshot import Snapshot
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.setup import Beliefs, Setup, paper_setup

@@ -24,9 +24,10 @@ from typing import Any
 
 from harness import Must, main, parser
 
+from pipeline.core.modes import ModeName
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.lengths import lognormal_of_mean, measured_lengths
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.profiles import GPUS, known_model
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import PAPER_GROUPS, Setup, Workload, paper_setup

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
-from pipeline.config_planner import Planner
+from pipeline.config_placement import Placement
 from pipeline.config_room import room_faults
 from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
@@ -47,6 +47,9 @@ class Cluster(Section):
     nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
     min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
     slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
+    slot_memory: Int = Field(
+        default=0, ge=0, description="Bytes that who is awake on a slot may hold; 0: as many as the device has"
+    )
     env: dict[str, str] = Field(default={}, description="Environment variables of workers")
     slurm: Slurm = Slurm()
 
@@ -175,27 +178,6 @@ class Trainer(Section):
     options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
 
 
-class RolePlacement(Section):
-    replicas: Int = Field(default=1, ge=1)
-    slots: Int = Field(default=1, ge=1, description="Slots per replica")
-
-
-class Roles(Section):
-    rollout: RolePlacement = RolePlacement()
-    reward: RolePlacement = RolePlacement()
-    train: RolePlacement = RolePlacement()
-
-
-class Placement(Section):
-    mode: Literal["disaggregated"] = "disaggregated"
-    admission: Literal["stream", "barrier"] = Field(
-        default="stream",
-        description="stream: a finished response goes to the judge at once; barrier: when all of its step are finished",
-    )
-    roles: Roles = Roles()
-    planner: Planner = Planner()
-
-
 class Checkpoint(Section):
     uri: str = Field(default="", description="Any fsspec URL; empty: the run folder's checkpoints/")
     save_freq: Int = Field(default=10, ge=1, description="Steps between checkpoints; the last step is always saved")
@@ -231,6 +213,7 @@ class Limits(Section):
     request_s: Float = Field(default=30.0, gt=0, description="One call to the queue server")
     stage_s: Float = Field(default=3600.0, gt=0, description="One stage task")
     publish_s: Float = Field(default=120.0, gt=0)
+    shift_s: Float = Field(default=120.0, gt=0, description="One worker going to sleep, or waking up")
     save_s: Float = Field(default=600.0, gt=0)
     restarts: Int = Field(default=3, ge=0, description="Deaths of one worker without progress in between")
 

@@ -2,15 +2,30 @@
 machines; where each comes from stands in `core/planner/settings.py`, which holds the defaults.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from pipeline.config_types import Float, Int, Section
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 
 
+class Shift(Section):
+    """At the moment when `step` is `at`, `blocks` begin to change to `role`."""
+
+    step: Int = Field(ge=1)
+    at: Literal["admitted", "rolled_out", "judged", "trained"]
+    blocks: list[Int] = Field(min_length=1)
+    role: Literal["rollout", "reward"]
+
+
 class Planner(Section):
     """Shares are of the cycle, the time from one version to the next."""
 
+    enabled: bool = Field(
+        default=True, description="false: GPUs are shifted as `schedule` says, and where a step could not go on"
+    )
+    schedule: list[Shift] = Field(default=[], description="Shifts by hand, for experiments: each is made once")
     horizon: Float = Field(
         default=DEFAULT.horizon,
         ge=1,
@@ -69,4 +84,4 @@ class Planner(Section):
     )
 
     def settings(self) -> PlannerSettings:
-        return PlannerSettings(**self.model_dump())
+        return PlannerSettings(**self.model_dump(exclude={"enabled", "schedule"}))

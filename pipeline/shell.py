@@ -27,6 +27,8 @@ from pipeline.metrics import Row
 from pipeline.preload import of_worker
 from pipeline.stage import StageSpec, StageTask
 from pipeline.step_parts import StepParts
+from pipeline.wire_counts import Counts
+from pipeline.wire_shift import Probe
 
 if TYPE_CHECKING:
     from pipeline.queue.client import QueueClient
@@ -97,7 +99,7 @@ class Shell:
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
         self._start_node, self._end_node, self._copies = start_node, end_node, copies
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
-        self._probes: dict[int, wire.Probe] = {}
+        self._probes: dict[int, Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._launches: list[tuple[str, str, str]] = []
         self._io = ThreadPoolExecutor(1, thread_name_prefix="queue-calls")
@@ -301,7 +303,7 @@ class Shell:
                 self.post(ev.VersionLoaded(worker=message.worker, version=message.version))
             case wire.UpdateFailed():
                 self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))
-            case wire.Counts():
+            case Counts():
                 pass  # the status file reads the ledger; a monitor is to read these
 
     def _fail_jobs(self, worker: str, reason: str) -> None:
@@ -325,7 +327,7 @@ class Shell:
         if task.stage != "checkpoint":  # the step's row is durable before its checkpoint is begun
             self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
         if ok and "probe" in result:
-            self._probes[task.step] = msgspec.convert(result["probe"], wire.Probe)
+            self._probes[task.step] = msgspec.convert(result["probe"], Probe)
         self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=_cause_first(error)))
 
 

@@ -46,7 +46,7 @@ class TaskContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`kind` is dispatch (ids and turns), abort (ids) or end."""
+    """`kind` is dispatch (ids and turns), abort (ids), end, or leave: abort all, then end."""
 
     kind: str
     ids: tuple[str, ...] = ()

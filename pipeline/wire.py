@@ -10,9 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from pipeline.wire_counts import Counts
 from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded, LauncherJoined
+from pipeline.wire_shift import Prepare, Probe, Sleep, Slept, Wake, WakeFailed, Woken
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -58,6 +60,7 @@ class StartWorker(_Message, frozen=True):
     main: str  # dotted path of the worker's main function
     options: dict[str, Any]
     preload: list[str] = []  # what it imports first, unless it is a fork
+    is_shared: bool = False  # others live on its slots: it sleeps before it says that it is ready
 
 
 class KillWorker(_Message, frozen=True):
@@ -115,15 +118,6 @@ class EndTask(_Message, frozen=True):
     task: str
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer says the next greedy token of each prompt is, under the new weights."""
-
-    prompts: list[list[int]]
-    tokens: list[int]
-    logprobs: list[float]
-    tolerance: float
-
-
 class LoadVersion(_Message, frozen=True):
     worker: str
     version: int
@@ -156,12 +150,15 @@ ToAgent = (
     | AbortTask
     | EndTask
     | LoadVersion
+    | Prepare
+    | Sleep
+    | Wake
     | Launch
     | EndLaunch
     | LaunchEnded
 )
 """Or to the launcher."""
-ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Move
+ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Prepare | Sleep | Wake | Move
 
 
 # --- agent to controller -------------------------------------------------------------------------------------------
@@ -187,10 +184,16 @@ class NodeFailed(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
+    """`held_bytes`: what its process holds of its slots' memory, as it measured it; `kv_tokens`: what the cache of its
+    engine has room for."""
+
     worker: str
     version: int
     pid: int
     seconds: dict[str, float]
+    is_asleep: bool = False
+    held_bytes: int = 0
+    kv_tokens: int = 0
 
 
 class Alive(_Message, frozen=True):
@@ -208,12 +211,13 @@ class WorkerExited(_Message, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
-    """A process that is there: which worker's, of which order, with which slots."""
+    """A process that is there: which worker's, of which order, with which slots; `is_awake`: they are its own now."""
 
     worker: str
     life: int
     slots: list[int]
     pid: int
+    is_awake: bool = True
 
 
 class Bindings(_Message, frozen=True):
@@ -271,14 +275,6 @@ class VerdictsGiven(_Message, frozen=True):
     verdicts: list[Verdict]
 
 
-class Counts(_Message, frozen=True):
-    worker: str
-    running: int
-    waiting: int
-    num_tokens: int
-    rss_bytes: int
-
-
 class VersionLoaded(_Message, frozen=True):
     worker: str
     version: int
@@ -306,6 +302,9 @@ class MoveFailed(_Message, frozen=True):
 
 FromWorker = (
     WorkerReady
+    | Slept
+    | Woken
+    | WakeFailed
     | TaskStarted
     | TaskEnded
     | Admitted
@@ -331,6 +330,9 @@ FromAgent = (
     | LaunchEnded
     | VersionSealed
     | WorkerReady
+    | Slept
+    | Woken
+    | WakeFailed
     | TaskStarted
     | TaskEnded
     | Admitted

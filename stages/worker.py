@@ -28,6 +28,7 @@ from pipeline.gps.store import Store
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
+from pipeline.wire_counts import Counts
 from stages.engines.base import EngineCounts
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
@@ -159,7 +160,7 @@ class Service:
 
     def report_counts(self, counts: EngineCounts) -> None:
         self.say(
-            wire.Counts(
+            Counts(
                 worker=self._worker.name,
                 running=counts.running,
                 waiting=counts.waiting,

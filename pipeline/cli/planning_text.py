@@ -6,11 +6,12 @@ from typing import Any
 
 from pipeline.cli.terminal import table
 from pipeline.core.events import INFERENCE, Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.planner import Candidate, Plan
 from pipeline.core.planner.preprocess import preprocess
 from pipeline.core.snapshot import RoleView, Snapshot
 from pipeline.simulator.choice import Choice
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.moment import Moment, Shift
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.study import speed_text

@@ -9,8 +9,8 @@ import click
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError, RunError
+from pipeline.core.modes import ModeName
 from pipeline.simulator.forecast import Forecast, forecast, setup_of
-from pipeline.simulator.modes import ModeName
 from pipeline.simulator.scenarios import scenario_of
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.study import IDLE_STATES, Study, growth, inputs, speed_text, why_none

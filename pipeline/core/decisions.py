@@ -24,7 +24,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
     """Ends in WorkerReady or WorkerDied. `version`: the weights it starts from; `index` counts the replicas of a role
-    (train: the ranks of the group); `life` is that of the process, which ranks that belong together share."""
+    (train: the ranks of the group); `life` is that of the process, which ranks that belong together share.
+    `is_shared`: others live on its slots: it gives them up again before it says that it is ready."""
 
     worker: str
     role: Role
@@ -33,6 +34,34 @@ class StartWorker:
     node: str
     slots: tuple[int, ...]
     version: int
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftDown:
+    """The worker ends its tasks, puts back what they run, and gives its slots up. Ends in WorkerSlept or WorkerDied.
+    `following`: who is to have them then, and reads `version` meanwhile as far as it can without them."""
+
+    worker: str
+    following: tuple[str, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShiftUp:
+    """The worker takes its slots, which nobody has, with the weights of `version` (a trainer: with those that it had).
+    Ends in WorkerWoken, WakeFailed or WorkerDied."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskPlanner:
+    """Which blocks are to serve which role now. Ends in PlanMade of this number; `cause`: what has happened."""
+
+    number: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +206,9 @@ Decision = (
     StartNode
     | EndNode
     | StartWorker
+    | ShiftDown
+    | ShiftUp
+    | AskPlanner
     | FenceReplica
     | EndStray
     | StartTask

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pipeline.core.iteration import IterationCost
+
 
 class Role(StrEnum):
     """Who wants slots."""
@@ -103,14 +105,61 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
+    """`is_asleep`: it shares its slots and holds none of them yet. `kv_tokens`: what its cache has room for; 0: nothing
+    is known."""
+
     worker: str
     version: int
+    is_asleep: bool = False
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDied:
     worker: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSlept:
+    """Its tasks have ended, what they ran is back in the queues, and its slots are free."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWoken:
+    """It has its slots, and can be given work."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeFailed:
+    """Nobody knows what it holds now."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade:
+    """What the planner says to the question of this number: block to its new role; nothing: stay."""
+
+    number: int
+    moves: tuple[tuple[int, Role], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostsMeasured:
+    """What the scheduler reckons with, of one inference role: seconds of its iterations, and the tokens that a running
+    sequence has before it on average."""
+
+    role: Role
+    cost: IterationCost
+    rest_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +289,11 @@ Event = (
     | NodeLost
     | WorkerReady
     | WorkerDied
+    | WorkerSlept
+    | WorkerWoken
+    | WakeFailed
+    | PlanMade
+    | CostsMeasured
     | StraysReported
     | TaskStarted
     | TaskEnded

@@ -18,11 +18,12 @@ import numpy as np
 
 from pipeline.core.events import Finish, SegmentClosed, SegmentInfo, TaskEnded, TaskStarted
 from pipeline.core.iteration import IterationCost
+from pipeline.core.modes import ModeName
 from pipeline.journal import read_journal
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.cost import MeasuredTrain, RoleCost
 from pipeline.simulator.lengths import Array
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import Measured, Setup
 

@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pipeline.core.modes import ModeName
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

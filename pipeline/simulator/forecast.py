@@ -11,6 +11,7 @@ from typing import Protocol
 from pipeline.config import Config
 from pipeline.core.errors import ConfigError, RunError
 from pipeline.core.events import INFERENCE, Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
@@ -18,13 +19,7 @@ from pipeline.simulator.cluster import LostNode, SlowGpu
 from pipeline.simulator.guard import choose
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture, read_lengths
 from pipeline.simulator.measured import response_lengths, verdict_lengths
-from pipeline.simulator.modes import (
-    ModeName,
-    Schedule,
-    shiftable_schedule,
-    static_schedules,
-    train_sizes,
-)
+from pipeline.simulator.modes import Schedule, shiftable_schedule, static_schedules, train_sizes
 from pipeline.simulator.profiles import GPUS, ModelShape, known_model, known_models, model_shape
 from pipeline.simulator.result import Result, simulate
 from pipeline.simulator.setup import Beliefs, Setup, Workload

@@ -13,16 +13,11 @@ from dataclasses import replace
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
-from pipeline.simulator.modes import (
-    ModeName,
-    Schedule,
-    shiftable_schedule,
-    static_schedules,
-    train_sizes,
-)
+from pipeline.simulator.modes import Schedule, shiftable_schedule, static_schedules, train_sizes
 from pipeline.simulator.result import Bounds, window
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.simulation import Simulation

@@ -11,23 +11,15 @@ together.
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from pipeline.core.events import Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import Block
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Mode, Simulation
-
-
-class ModeName(StrEnum):
-    COLOCATED = "colocated"
-    DISAGGREGATED = "disaggregated"
-    ROLLOUT_REWARD_COLOCATED = "rollout_reward_colocated"
-    TRAINER_POOL = "trainer_pool"
-    SHIFTABLE = "shiftable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from pipeline.core.events import INFERENCE, Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.planner import GAINS, Plan, decide
 from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.setup import RIGHT, Beliefs, Setup
 from pipeline.simulator.shiftable import Shiftable
 from pipeline.simulator.simulation import Simulation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.gps.store import Reader
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,19 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts:
+    """`held_tokens`: in its cache, of all that runs; 0 where nobody can say."""
+
     running: int
     waiting: int
     num_tokens: int  # generated since the start
+    held_tokens: int = 0
 
 
 class Engine(Protocol):
     version: int
     """The version of the weights that it answers with; each segment carries it."""
+    kv_tokens: int
+    """What its cache has room for."""
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request it can never serve (empty, too long, unknown token id)."""
@@ -80,6 +85,15 @@ class Engine(Protocol):
         that the weights now served are not the trainer's. After any error, requests that are unfinished must be
         aborted before the next step.
         """
+
+    def sleep(self) -> None:
+        """Give up the memory of weights and caches, in place: the process, what is compiled, captured and connected
+        stays. No request may be unfinished. Afterwards nothing but `wake`, `counts` and `close` may be called. Raises
+        RuntimeError where memory stays taken."""
+
+    def wake(self, reader: Reader, probe: Probe | None = None) -> None:
+        """Take the memory again, with the version that `reader` holds and empty caches; raises what `load` does. After
+        an error nobody knows what it holds."""
 
     def counts(self) -> EngineCounts: ...
 

@@ -21,7 +21,7 @@ from pipeline.core.errors import UpdateRefused
 from pipeline.gps.segment import EMULATED_NAME
 from pipeline.gps.store import Reader
 from pipeline.simulator.cost import cost_model
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines import stream
 from stages.engines.base import EngineCounts, Output, Request
 from stages.engines.check import check_request

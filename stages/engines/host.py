@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from pipeline.gps.store import Reader
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines.base import Engine, EngineCounts, Output, Request
 from stages.engines.watchdog import Watchdog
 

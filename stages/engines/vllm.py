@@ -18,7 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from pipeline.config import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.store import Reader
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines.base import EngineCounts, Output, Request
 from stages.engines.check import check_request
 from stages.engines.vllm_extension import (

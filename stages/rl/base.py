@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipeline.gps.store import Writer
 from pipeline.queue.schema import SequenceRow
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 
 
 class Trainer(Protocol):
@@ -28,7 +28,14 @@ class Trainer(Protocol):
         """Copy the weights, under canonical (HF) names, into the slot that `writer` holds: rank 0. Others have none."""
 
     def save(self, uri: str) -> str:
-        """Write a complete checkpoint `uri/step_<version>`; return its path. Idempotent."""
+        """Write a complete checkpoint `uri/step_<version>`; return its path. Idempotent. Also while it sleeps."""
+
+    def sleep(self) -> None:
+        """Give up the memory of its slots: weights, optimizer state and reference go to the host's, gradients are
+        dropped. The process and its communicators stay. Needs no other rank."""
+
+    def wake(self) -> None:
+        """The inverse, bit for bit. Needs no other rank."""
 
     def load(self, path: str) -> None:
         """Continue from a complete checkpoint: weights, optimizer, random state, version. Any number of ranks of any

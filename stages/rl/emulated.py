@@ -22,7 +22,7 @@ from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
 from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.rl.advantages import batch_advantages
 from stages.rl.metrics import batch_metrics
 from stages.rl.staleness import require_bounded

@@ -25,7 +25,7 @@ from pipeline.core.errors import RunError, StageFailed, UpdateRefused
 from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.rl.advantages import batch_advantages
 from stages.rl.batch import MicroBatch, Pass, Sample, pack, plan_passes, split_groups, to_sample
 from stages.rl.correction import Correction

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.store import Reader
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines.base import Engine, Request
 from stages.engines.stream import greedy_answer
 from tests.engines.tiny import MAX_MODEL_LEN, VOCAB_SIZE, Rig, collect, drain, load_vllm, make_model, run

@@ -22,6 +22,7 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.errors import RunError
+from pipeline.core.iteration import IterationCost
 from pipeline.journal import Journal, read_journal
 from pipeline.run_folder import RunFolder
 from pipeline.stage import StageSpec
@@ -50,6 +51,11 @@ EVERY_EVENT: tuple[ev.Event, ...] = (
     ev.NodeLost(node="n0", reason="line one\nline two \udcff \x1b[31m \u2028"),
     ev.WorkerReady(worker="rollout-0", version=0),
     ev.WorkerDied(worker="rollout-0", reason=""),
+    ev.WorkerSlept(worker="rollout-0"),
+    ev.WorkerWoken(worker="rollout-0", version=3),
+    ev.WakeFailed(worker="rollout-0", reason="no such version"),
+    ev.PlanMade(number=3, moves=((0, ev.Role.ROLLOUT), (2, ev.Role.REWARD)), reason="the gain exceeds the threshold"),
+    ev.CostsMeasured(role=ev.Role.REWARD, cost=IterationCost(overhead_s=1e-3, kv_s=5e-324), rest_tokens=0.1 + 0.2),
     ev.StraysReported(node="n0", strays=(ev.Stray(worker="rollout-1", slots=(0, 1)),)),
     ev.TaskStarted(task="train-1-2"),
     ev.TaskEnded(task="train-1-2", ok=True, result={"a": math.nan, "b": -math.inf, "c": -0.0, "d": 5e-324, "e": 1e23}),

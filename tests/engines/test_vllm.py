@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from pipeline.gps.store import Reader
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines.base import Engine, Output, Request
 from stages.weights.tensors import canonical, publish, views
 from tests.engines.tiny import VOCAB_SIZE, Rig, drain, load_vllm, make_model, one_collection, run

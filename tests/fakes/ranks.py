@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from pipeline.config import Config
 from pipeline.gps.store import Reader, Writer
 from pipeline.queue.schema import SequenceRow
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.rl.ranks import Ranks, join
 from stages.rl.trainer import HfTrainer
 from stages.start import announce

@@ -10,8 +10,9 @@ import yaml
 
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
+from pipeline.core.modes import ModeName
 from pipeline.simulator.forecast import Candidate, best_of, candidates, forecast, setup_of
-from pipeline.simulator.modes import ModeName, static_schedules
+from pipeline.simulator.modes import static_schedules
 from pipeline.simulator.result import Result, simulate
 from pipeline.simulator.study import seconds_text, speed_text
 from tests.cli.conftest import Pivot, pivot

@@ -8,13 +8,14 @@ import pytest
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.run_folder import RunFolder, read_json, write_json
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice, choice_of
 from pipeline.simulator.guard import MARGIN, ceiling, choose, scale_of
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, lognormal_mixture
-from pipeline.simulator.modes import ModeName, Schedule, static_schedules, train_sizes
+from pipeline.simulator.modes import Schedule, static_schedules, train_sizes
 from pipeline.simulator.profiles import known_model
 from pipeline.simulator.result import simulate
 from pipeline.simulator.setup import Setup, paper_setup

@@ -10,12 +10,13 @@ import pytest
 
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.length_model import count_ages
+from pipeline.core.modes import ModeName
 from pipeline.core.snapshot import Snapshot
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode
 from pipeline.simulator.engine import Replica
 from pipeline.simulator.lengths import lognormal_mixture
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.result import measure

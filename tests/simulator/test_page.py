@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from pipeline.cli.commands import USER_FAULT
+from pipeline.core.modes import ModeName
 from pipeline.simulator.forecast import Candidate, Forecast, best_of
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.page import page, pictures
 from pipeline.simulator.plots import DPI, WIDTH_IN, as_png, as_svg, size_px, throughput_figure
 from pipeline.simulator.result import Result, simulate

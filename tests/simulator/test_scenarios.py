@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
+from pipeline.core.modes import ModeName
 from pipeline.simulator.cluster import LostNode, SlowGpu
 from pipeline.simulator.forecast import forecast, setup_of
-from pipeline.simulator.modes import ModeName
 from pipeline.simulator.scenarios import scenario_of
 from tests.simulator.test_forecast import config as config
 from tests.simulator.test_simulation import small

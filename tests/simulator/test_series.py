@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.core.events import Role
+from pipeline.core.modes import ModeName
 from pipeline.simulator.cluster import LOST, SHIFT, Block, LostNode, Stay, Usage, Work
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.result import Result, simulate, window
 from pipeline.simulator.series import ROLES, Timeline, share_of_time, stretches, timeline, utilisation, worked
 from pipeline.simulator.setup import Setup, paper_setup

@@ -13,12 +13,13 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.events import Role
+from pipeline.core.modes import ModeName
 from pipeline.core.scheduler import Abort, Scheduler
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.cluster import LostNode, SlowGpu
 from pipeline.simulator.engine import Replica, Sequence
 from pipeline.simulator.lengths import lognormal_mixture, measured_lengths
-from pipeline.simulator.modes import ModeName, Schedule, static_schedules
+from pipeline.simulator.modes import Schedule, static_schedules
 from pipeline.simulator.result import Bounds, Result, measure, simulate, window
 from pipeline.simulator.setup import Beliefs, Setup, Workload, paper_setup
 from pipeline.simulator.simulation import Simulation

@@ -13,6 +13,7 @@ from pipeline import wire
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.gps.store import Reader, Store, Writer
+from pipeline.wire_counts import Counts
 from tests.slurm.rig import children, start_order
 from tests.slurm.watch import Watch
 
@@ -49,7 +50,7 @@ def copy(number: int, version: int, *, is_first: bool = False) -> de.CopyVersion
 
 
 def unexpected(watch: Watch) -> list[Any]:
-    return [m for m in watch.shell.posted if not isinstance(m, wire.Counts)]
+    return [m for m in watch.shell.posted if not isinstance(m, Counts)]
 
 
 def copy_again(watch: Watch, number: int, version: int) -> None:

@@ -18,7 +18,7 @@ from pipeline.gps.store import Store
 from pipeline.queue.schema import SequenceRow
 from pipeline.run_folder import RunFolder
 from pipeline.stage import StageSpec, StageTask, current_task
-from pipeline.wire import Probe
+from pipeline.wire_shift import Probe
 from stages.engines import stream
 from stages.rl.emulated import EmulatedTrainer
 from stages.train import check_mismatch

@@ -19,6 +19,7 @@ from submitit.core.utils import FailedJobError
 from pipeline import wire
 from pipeline.core.events import Finish, SegmentInfo, VerdictInfo
 from pipeline.pickles import load_own
+from pipeline.wire_counts import Counts
 from slurm.executor import ElasticJobEnvironment
 from tests.slurm.conftest import rig as rig  # the fixture
 from tests.slurm.rig import Rig, start_order
@@ -142,7 +143,7 @@ def test_requests_reach_the_engine_and_its_counts_are_reported(rig: Rig) -> None
 
     num_tokens = rig.call("rollout-0", generate)
     assert 1 <= num_tokens <= 4
-    counts = rig.expect(wire.Counts, worker="rollout-0", running=0)
+    counts = rig.expect(Counts, worker="rollout-0", running=0)
     assert counts.num_tokens == num_tokens and counts.rss_bytes > 10 << 20
 
 

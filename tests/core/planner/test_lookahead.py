@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from pipeline.core.iteration import IterationCost
+from pipeline.core.modes import ModeName
 from pipeline.core.planner.bindings import Bindings
 from pipeline.core.planner.lookahead import Outcome, _Costs, look_ahead
 from pipeline.core.planner.planner import decide
 from pipeline.core.planner.preprocess import preprocess
 from pipeline.core.planner.settings import DEFAULT
 from pipeline.core.snapshot import Snapshot
-from pipeline.simulator.modes import ModeName, Schedule
+from pipeline.simulator.modes import Schedule
 from pipeline.simulator.observe import Observer
 from pipeline.simulator.priors import monitor_of
 from pipeline.simulator.setup import Setup, paper_setup
