@@ -70,6 +70,7 @@ def make_plan(config: Config) -> RunPlan:
         save_s=config.limits.save_s,
         publish_s=config.limits.publish_s,
         engine_start_s=config.limits.engine_start_s,
+        shift_s=config.limits.shift_s,
         staleness=config.algorithm.staleness,
         is_streaming=config.placement.admission == "stream",
         keep_kv=config.rollout.on_update == "keep_kv",

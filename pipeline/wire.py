@@ -247,6 +247,7 @@ class Admitted(_Message, frozen=True):
     worker: str
     step: int
     ids: list[str]
+    num_prompt_tokens: list[int] = []
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from pipeline.core.core import Core
 from pipeline.core.events import Role
 from pipeline.journal import Journal
 from pipeline.shell import Node, Shell
-from tests.fakes.world import make_plan
+from tests.fakes.plan import make_plan
 
 
 class RecordedBefore:
