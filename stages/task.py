@@ -10,7 +10,7 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -72,8 +72,9 @@ class Task:
         except queue.Empty:
             return None
 
-    def report_admitted(self, step: int, ids: list[str]) -> None:
-        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids))
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None:
+        nums = list(num_prompt_tokens)
+        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids, num_prompt_tokens=nums))
 
     def report_segments(self, segments: list[SegmentInfo]) -> None:
         closed = [wire.Segment(s.id, s.idx, s.num_tokens, s.version, s.finish) for s in segments]
