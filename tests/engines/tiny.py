@@ -100,7 +100,9 @@ class Rig:
         """An engine with the visible version."""
         settings = EngineOptions(**({"kv_cache_bytes": 32 << 20} | options))
         with self.read() as reader:
-            engine = kind(self.folder, self.dtype, settings, MAX_MODEL_LEN, reader, seed, structured=structured)
+            engine = kind(
+                self.folder, self.dtype, settings, MAX_MODEL_LEN, reader, seed, structured=structured, can_sleep=True
+            )
         self.engines.append(engine)
         return engine
 
