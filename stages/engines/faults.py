@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 class Fault(BaseModel):
     """`raise`, `hang` or `die` (exit at once) in the engine's `step`, counted from 1; `refuse` the update to `version`;
-    `leak`: a sleep that frees nothing; `refuse_wake`; or die or hang in a sleep or a wake, in the `nth`, counted from 1,
-    the sleep after its start among them (0: in each). With `once`, the path of a marker file, it happens only to who
-    creates that file."""
+    `leak`: a sleep that frees nothing; `refuse_wake`; or die or hang in a sleep or a wake. Of these it is the `nth`,
+    counted from 1, the sleep after its start among them (0: each). With `once`, the path of a marker file, it happens
+    only to who creates that file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
