@@ -292,6 +292,19 @@ def test_caches_are_not_kept_beside_a_prefix_cache(world: World) -> None:
     engine.abort()
 
 
+def test_more_prompts_than_one_step_takes_are_served_with_their_seeds(world: World) -> None:
+    """As after the abort of many: a step computes some thousands of tokens, and a prompt may be the one too many."""
+    engine = world.engines["dense"]
+    asked = [
+        Request(id=f"r{n}", prompt_ids=[3 + (n * k) % 250 for k in range(1, 450)], max_tokens=6, seed=n)
+        for n in range(1, 12)
+    ]
+    together = run(engine, asked)
+    for request in asked:
+        alone = run(engine, [request])[request.id]
+        assert (together[request.id].tokens, together[request.id].finish) == (alone.tokens, "length")
+
+
 @pytest.mark.parametrize("kind", ["moe", "tied"])
 def test_bfloat16_too(world: World, kind: str) -> None:
     rig = world.rigs[f"{kind} in bfloat16"] = Rig.create(world.folder / kind, "bfloat16")
