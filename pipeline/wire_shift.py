@@ -55,7 +55,7 @@ class Slept(_Message, frozen=True):
 
 
 class Woken(_Message, frozen=True):
-    """`seconds`: by phase (`read`, `cache`)."""
+    """`seconds`: by phase (`read`, `cache`; a trainer's: `restore`)."""
 
     worker: str
     version: int

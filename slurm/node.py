@@ -27,6 +27,7 @@ from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded
+from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, Woken
 from slurm.allocator import Allocator, SlotsTaken
 from slurm.door import Door
 from slurm.guardian import sweep
@@ -229,7 +230,7 @@ class Node:
                 self._stores[0].seal(version)
                 kill_point("seal.after")
                 self._channel.send(wire.VersionSealed(version=version))
-            case wire.Sleep() | wire.Prepare() | wire.Wake():
+            case Sleep() | Prepare() | Wake():
                 self._residents.obey(body)
             case wire.Beat() | Launch() | EndLaunch():
                 pass
@@ -245,7 +246,7 @@ class Node:
 
     def _on_message(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.Slept() | wire.Woken() | wire.WorkerReady():
+            case Slept() | Woken() | wire.WorkerReady():
                 self._residents.hear(message)
             case _:
                 self._channel.send(message)

@@ -157,6 +157,7 @@ class Rollout:
             temperature=self._config.rollout.temperature,
             seed=seed_of(self._config.run.seed, self._spec.step, row.id, num_before),
             stop_ids=self._stop_ids,
+            num_kept=num_before,
         )
 
     def _close(self, segment: _Segment, finish: Finish) -> None:

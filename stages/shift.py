@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.core.events import Role
-from pipeline.gps.store import Reader, Store
+from pipeline.gps.store import Store
 from pipeline.kill_points import kill_point
 from pipeline.memory import device_bytes, private_bytes
 from pipeline.stage import Order
@@ -61,14 +61,13 @@ class Shift:
                 return
             asked_at, self._asked_at = self._asked_at, None
         kill_point("down.aborted")
+        num_aborted, self._leaving = sum(task.num_aborted for task in self._leaving), []
         ended_at = time.monotonic()
 
         def say() -> None:
             seconds = {"tasks": ended_at - asked_at, "release": time.monotonic() - ended_at}
-            num_aborted = sum(task.num_aborted for task in self._leaving)
-            self._leaving = []
-            held = held_bytes()
-            self._say(Slept(worker=self._worker.name, held_bytes=held, num_aborted=num_aborted, seconds=seconds))
+            name, held = self._worker.name, held_bytes()
+            self._say(Slept(worker=name, held_bytes=held, num_aborted=num_aborted, seconds=seconds))
 
         self.release(say)
 
@@ -105,41 +104,38 @@ class Shift:
 
     def wake(self, message: Wake) -> None:
         kill_point("up.begin")
-        engine, trainer = self._worker.engine, self._worker.trainer
-        started, seconds = time.monotonic(), dict[str, float]()
+        engine = self._worker.engine
+        if engine is None:
+            self._on_main(self._wake_trainer)
+            return
         store, version = self._weights(message.version)
         wait_s = self._worker.config.limits.publish_s
+        engine.wake(
+            lambda: store.read(version, wait_s),
+            message.probe,
+            wait_s=wait_s,
+            on_end=lambda error: self._end_wake(error, engine.seconds),
+        )
 
-        def read() -> Reader:
-            reader = store.read(version, wait_s)
-            seconds["read"] = time.monotonic() - started
-            return reader
-
-        def end(error: Exception | None) -> None:
-            name = self._worker.name
-            if error is not None:
-                reason = "".join(traceback.format_exception(error))
-                print(f"it did not wake: {reason}")
-                self._say(WakeFailed(worker=name, reason=reason))
-                return
-            seconds["cache"] = time.monotonic() - started - seconds.get("read", 0.0)
-            kill_point("up.done")
-            now = self._worker.version
-            self._say(Woken(worker=name, version=now, held_bytes=held_bytes(), seconds=seconds))
-
-        def wake_trainer() -> None:
-            assert trainer is not None
-            try:
-                trainer.wake()
-            except Exception as error:
-                end(error)
-            else:
-                end(None)
-
-        if engine is not None:
-            engine.wake(read, message.probe, wait_s=wait_s, on_end=end)
+    def _wake_trainer(self) -> None:
+        trainer, started = self._worker.trainer, time.monotonic()
+        assert trainer is not None
+        try:
+            trainer.wake()
+        except Exception as error:
+            self._end_wake(error, {})
         else:
-            self._on_main(wake_trainer)
+            self._end_wake(None, {"restore": time.monotonic() - started})
+
+    def _end_wake(self, error: Exception | None, seconds: dict[str, float]) -> None:
+        worker = self._worker
+        if error is not None:
+            reason = "".join(traceback.format_exception(error))
+            print(f"it did not wake: {reason}")
+            self._say(WakeFailed(worker=worker.name, reason=reason))
+            return
+        kill_point("up.done")
+        self._say(Woken(worker=worker.name, version=worker.version, held_bytes=held_bytes(), seconds=seconds))
 
     def _weights(self, version: int) -> tuple[Store, int]:
         is_judge = self._worker.role is Role.REWARD

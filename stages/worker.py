@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,7 +32,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
 from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Prepare, Sleep, Wake
-from stages.engines.base import EngineCounts
+from stages.engines.base import EngineReport
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
 from stages.group import with_the_others
@@ -199,16 +200,8 @@ class Service:
             self.say(wire.Alive(worker=self._worker.name))
             time.sleep(period_s)
 
-    def report_counts(self, counts: EngineCounts) -> None:
-        self.say(
-            Counts(
-                worker=self._worker.name,
-                running=counts.running,
-                waiting=counts.waiting,
-                num_tokens=counts.num_tokens,
-                rss_bytes=rss_bytes(),
-            )
-        )
+    def report_counts(self, report: EngineReport) -> None:
+        self.say(Counts(worker=self._worker.name, rss_bytes=rss_bytes(), **asdict(report)))
 
     def _load(self, message: wire.LoadVersion) -> None:
         """A failed update is an event: the controller decides what becomes of the worker."""
