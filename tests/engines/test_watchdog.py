@@ -71,7 +71,7 @@ def test_an_engine_that_hangs_ends_its_process_and_says_where() -> None:
     assert announced == "an engine that hangs for limits.engine_s (0.5 s) ends this process"
     assert over == "limits.engine_s is over: the engine hangs, and this is where its threads are"
     assert traces[-1] == "limits.engine_s is over: the engine hangs"
-    assert any("emulated.py" in line and line.endswith(" in _fail_if_told") for line in traces)  # the engine's thread
+    assert any("faults.py" in line and line.endswith(" in in_step") for line in traces)  # the engine's thread
     assert any(line.endswith(" in ask") for line in traces)  # and every other
 
 

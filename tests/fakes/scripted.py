@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.core.events import SegmentInfo, VerdictInfo
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.stage import Order, StageSpec
-from stages.engines.base import EngineCounts, Output, Request
+from stages.engines.base import EngineCounts, Output, Request, Work
 from stages.engines.host import EngineHost
 from stages.text import ByteTokenizer, Tokenizer
 
@@ -70,6 +70,8 @@ class ScriptedEngine:
 
     def __init__(self, script: Callable[[Request], Script], version: int = 0) -> None:
         self.version = version
+        self.kv_tokens = 1 << 20
+        self.is_asleep = False
         self.requests: list[Request] = []
         self.released = threading.Event()
         self.unloadable: set[int] = set()
@@ -77,8 +79,10 @@ class ScriptedEngine:
         self._script = script
         self._running: dict[str, tuple[Script, int]] = {}
         self._num_tokens = 0
+        self._work = Work()
 
     def add(self, request: Request) -> None:
+        assert not self.is_asleep
         self.requests.append(request)
         script = self._script(request)
         if script.is_refused:
@@ -105,7 +109,11 @@ class ScriptedEngine:
                 del self._running[id]
         if not outputs:
             time.sleep(0.001)  # as long as a step: silent requests must not spin
+        self._work = Work(batch=len(outputs), context=sum(at for _, at in self._running.values()))
         return outputs
+
+    def work(self) -> Work:
+        return self._work
 
     def has_unfinished(self) -> bool:
         return bool(self._running)
@@ -123,6 +131,17 @@ class ScriptedEngine:
             raise RuntimeError(f"version {reader.version} cannot be loaded")
         self._kept = {id: self._kept.get(id, self.version) for id, (_, at) in self._running.items() if at}
         self.version = reader.version
+
+    def sleep(self) -> None:
+        assert not self.is_asleep and not self._running
+        self.is_asleep = True
+
+    def wake(self, reader: Any, probe: Any = None) -> dict[str, float]:
+        assert self.is_asleep
+        if reader.version in self.unloadable:
+            raise RuntimeError(f"version {reader.version} cannot be loaded")
+        self.is_asleep, self.version = False, reader.version
+        return {"read": 0.0, "cache": 0.0}
 
     def counts(self) -> EngineCounts:
         return EngineCounts(running=len(self._running), waiting=0, num_tokens=self._num_tokens)
