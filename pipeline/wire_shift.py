@@ -45,8 +45,8 @@ class Wake(_Message, frozen=True):
 
 
 class Slept(_Message, frozen=True):
-    """Its slots are free, if what it still holds is no more than it may. `seconds`: by phase (`tasks`, `release`);
-    `num_aborted` sequences went back."""
+    """Its slots are free: what it still holds, `held_bytes` as its agent measured them, is no more than it may.
+    `seconds`: by phase (`tasks`, `release`); `num_aborted` sequences went back."""
 
     worker: str
     held_bytes: int

@@ -1,8 +1,10 @@
 """The slots of one node, as its agent gives them out: which worker has which, and which devices they are.
 
 The controller plans bindings and says them with each order; here they are kept, so that a slot is never given twice
-while a process that had it lives. Workers that share slots live there together: one of them is awake. Devices are named as the node's environment names them: by what is in its
-CUDA_VISIBLE_DEVICES (numbers, or UUIDs where a site hides the others), in that order; without it by number.
+while a process that had it lives. Workers that share slots live there together: one of them is awake.
+
+Devices are named as the node's environment names them: by what is in its CUDA_VISIBLE_DEVICES (numbers, or UUIDs where
+a site hides the others), in that order; without it by number.
 """
 
 import os
@@ -47,9 +49,7 @@ class Allocator:
         self._devices = devices
         self.bindings: dict[str, Bound] = {}
 
-    def bind(
-        self, worker: str, slots: Sequence[int], life: int = 0, *, is_shared: bool = False
-    ) -> dict[str, str]:
+    def bind(self, worker: str, slots: Sequence[int], life: int = 0, *, is_shared: bool = False) -> dict[str, str]:
         """The worker has these slots until `release`; returns the variables that let it see its devices alone. One that
         is shared may be where others sleep; while it starts it is awake."""
         if worker in self.bindings:

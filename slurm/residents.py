@@ -9,13 +9,15 @@ allocators and caches of compiled kernels keep some of what they once had), and 
 nothing up would make the floor too high: that one is the engine's own to notice, which knows what it made.
 
 Measured is what its end would free: Private_Dirty of the host, or where the node has GPUs, what NVML says of the
-process; where that says nothing, what the worker itself says.
+process; where that says nothing, what the worker itself says. That is what the controller is told, too.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
+
+import msgspec
 
 from pipeline import wire
 from pipeline.memory import device_bytes, private_bytes
@@ -44,8 +46,8 @@ class Holdings:
         if held <= allowed:
             return ""
         return (
-            f"it says that it sleeps, and holds {_mib(held)}: {_mib(allowed)} are allowed, of {_mib(self.floor)} at its "
-            f"first sleep and {_mib(context)} more at its first waking"
+            f"it says that it sleeps, and holds {_mib(held)}: {_mib(allowed)} are allowed, after {_mib(self.floor)} at "
+            f"its first sleep and {_mib(context)} more at its first waking"
         )
 
     def wake(self, held: int, num_slots: int, slot_memory: int) -> str:
@@ -118,10 +120,7 @@ class Residents:
             holdings = Holdings()
         self._holdings[worker] = bound, holdings
         is_asleep = isinstance(message, Slept) or (isinstance(message, wire.WorkerReady) and message.is_asleep)
-        if is_asleep:
-            fault = holdings.asleep(held)
-        else:
-            fault = holdings.wake(held, len(bound.slots), self._slot_memory)
+        fault = holdings.asleep(held) if is_asleep else holdings.wake(held, len(bound.slots), self._slot_memory)
         if fault:
             print(f"killing {worker}: {fault}")
             self._kill(worker, fault)
@@ -129,7 +128,7 @@ class Residents:
         if is_asleep:
             self._allocator.sleep(worker)
             self._on_change()
-        self._say(message)
+        self._say(msgspec.structs.replace(message, held_bytes=held))
 
     async def _measure(self, message: Said, bound: Bound | None) -> int | None:
         """None: it is dead."""

@@ -20,7 +20,7 @@ from pipeline.core.errors import WeightsUnavailable
 from pipeline.core.events import Role
 from pipeline.gps.store import Store
 from pipeline.kill_points import kill_point
-from pipeline.memory import device_bytes, private_bytes
+from pipeline.memory import device_bytes
 from pipeline.stage import Order
 from pipeline.wire_shift import Prepare, Slept, Wake, WakeFailed, Woken
 from stages.task import Task
@@ -93,6 +93,9 @@ class Shift:
             self._on_main(release_trainer)
 
     def _in_need(self) -> list[Task]:
+        """Those that must end first. A trainer's thread does one thing at a time, and shifts before tasks that wait."""
+        if self._worker.engine is None:
+            return []
         return [task for task in list(self._tasks.values()) if task.needs_slots]
 
     # --- up --------------------------------------------------------------------------------------------------------
@@ -151,9 +154,9 @@ class Shift:
 
 
 def held_bytes() -> int:
-    """What this process holds: of the GPU if it uses one, else of the host."""
+    """What this process holds of a GPU. Without one 0: the agent looks for itself, and once is enough."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return private_bytes()
+        return 0
     held = device_bytes(os.getpid())
     return int(torch.cuda.memory_reserved()) if held is None else held

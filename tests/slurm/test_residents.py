@@ -37,8 +37,8 @@ def test_floor_and_context_are_those_of_the_first_time() -> None:
         assert held.wake(500 * MIB + leaked, 1, 0) == "" and leaked < 400 * MIB
     assert leaked == 170 * MIB > SLACK_BYTES
     assert fault == (
-        "it says that it sleeps, and holds 270 MiB: 264 MiB are allowed, of 100 MiB at its first sleep and 400 MiB more "
-        "at its first waking"
+        "it says that it sleeps, and holds 270 MiB: 264 MiB are allowed, after 100 MiB at its first sleep and 400 MiB "
+        "more at its first waking"
     )
 
 

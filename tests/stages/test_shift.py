@@ -159,7 +159,9 @@ def test_down_in_the_middle_of_a_generation_and_up_with_another_version(make_rig
         assert rig.result(job)["metrics"]["rollout/num_tokens"] == sum(s.num_tokens for s in closed)
         assert slept.num_aborted == 4 and set(slept.seconds) == {"tasks", "release"} and rig.awake() == set()
         rows = queue.get(ids)
-        assert [len(row.tokens) for row in rows] == [s.num_tokens for s in closed] and min(s.num_tokens for s in closed) > 0
+        assert [len(row.tokens) for row in rows] == [s.num_tokens for s in closed] and min(
+            s.num_tokens for s in closed
+        ) > 0
         assert {row.state for row in rows} == {"admitted"}
 
         assert rig.up("reward-0").version == 0 and rig.awake() == {"reward-0"}
