@@ -267,6 +267,9 @@ class FakeTask:
     def end(self) -> None:
         self._orders.put(Order("end"))
 
+    def leave(self) -> None:
+        self._orders.put(Order("leave"))
+
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until reports make the condition true."""
         with self._changed:
