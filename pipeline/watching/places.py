@@ -1,0 +1,116 @@
+"""Which block has which role: what has changed in the core's ledger, as reports."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.core import decisions as de
+from pipeline.core import events as ev
+from pipeline.core.events import Role
+from pipeline.core.fleet import Worker
+from pipeline.core.reports import (
+    BlockBound,
+    BlockHeard,
+    BlockKnown,
+    BlockLost,
+    Report,
+    ShiftBegun,
+    ShiftEnded,
+    TrainBlocksChosen,
+)
+from pipeline.watching.ports import Block, Blocks, OwnBlocks, WatchedCore
+
+_CHANGING = (
+    ev.RunRestored,
+    ev.NodeJoined,
+    ev.NodeLost,
+    ev.VersionSealed,
+    ev.WorkerReady,
+    ev.WorkerDied,
+    ev.WorkerSlept,
+    ev.WorkerWoken,
+    ev.WakeFailed,
+    ev.PlanMade,
+    ev.TimerFired,
+    ev.BatchCommitted,
+    ev.BatchTrained,
+    ev.TaskEnded,
+    ev.StepRecorded,
+)
+_ORDERING = (de.ShiftDown, de.ShiftUp, de.StartWorker, de.FenceReplica)
+
+
+def may_move(event: ev.Event, decisions: Iterable[de.Decision]) -> bool:
+    """Whether blocks can have changed hands with the event. Most events are of sequences, and none of them can."""
+    return isinstance(event, _CHANGING) or any(isinstance(decision, _ORDERING) for decision in decisions)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A block, as it was told of. `serves`: its role has it; `is_moving`: not yet, and that is told."""
+
+    role: Role | None = None
+    serves: bool = False
+    is_moving: bool = False
+    is_lost: bool = False
+
+
+class Places:
+    def __init__(self, core: WatchedCore, *, is_shared: bool) -> None:
+        self._own = None if is_shared else OwnBlocks(core)
+        self.blocks: Blocks = self._own or core.blocks
+        self._seen: dict[int, _Seen] = {}
+        self._train: tuple[int, ...] = ()
+        self._by_slot: dict[tuple[str, int], int] = {}
+
+    def role(self, block: int) -> Role | None:
+        """As it was told."""
+        seen = self._seen.get(block)
+        return None if seen is None or seen.is_lost else seen.role
+
+    def block_of(self, worker: Worker) -> int | None:
+        if self._own:
+            return self._own.block_of(worker)
+        return self._by_slot.get((worker.node, worker.slots[0])) if worker.slots else None
+
+    def heard(self, now: float) -> Iterable[Report]:
+        """Of those that live: nobody is silent whom the core does not call lost."""
+        return (BlockHeard(at_s=now, block=index) for index, seen in self._seen.items() if not seen.is_lost)
+
+    def look(self, now: float) -> Iterable[Report]:
+        """What has changed since the last look."""
+        for block in self.blocks.all:
+            seen = self._seen.get(block.index)
+            if seen is None:
+                seen = self._seen[block.index] = _Seen()
+                yield BlockKnown(at_s=now, block=block.index, node=block.node_number)
+            self._by_slot |= {(block.node, slot): block.index for slot in block.slots}
+            yield from self._look_at(block, seen, now)
+        if (train := self.blocks.train) != self._train:
+            self._train = train
+            yield TrainBlocksChosen(at_s=now, block_indices=train)
+
+    def _look_at(self, block: Block, seen: _Seen, now: float) -> Iterable[Report]:
+        index, wanted = block.index, block.wanted
+        if self.blocks.is_lost(block):
+            if not seen.is_lost:
+                seen.is_lost, seen.serves, seen.is_moving = True, False, False
+                yield BlockLost(at_s=now, block=index)
+            return
+        holder = self.blocks.held_by(block)
+        serves = wanted is not None and holder is wanted
+        is_back, seen.is_lost = seen.is_lost, False
+        if wanted is None:
+            if is_back or seen.role is not None or seen.is_moving:
+                yield BlockBound(at_s=now, block=index, role=None)
+        elif is_back or seen.role is not wanted or (seen.serves and not serves):
+            old = None if is_back or seen.role is wanted else seen.role or holder
+            if serves and old is None:
+                yield BlockBound(at_s=now, block=index, role=wanted)
+                seen.is_moving = False
+            else:
+                yield ShiftBegun(at_s=now, block=index, old=old, new=wanted)
+                seen.is_moving = True
+        if serves and seen.is_moving:
+            yield ShiftEnded(at_s=now, block=index)
+        seen.role, seen.serves = wanted, serves
+        seen.is_moving = wanted is not None and not serves
