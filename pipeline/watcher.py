@@ -27,7 +27,7 @@ from pipeline.core.snapshot import Snapshot
 from pipeline.processes import say
 from pipeline.run_folder import RunFolder
 from pipeline.watching.book import Book
-from pipeline.watching.places import Places, may_move
+from pipeline.watching.places import Places
 from pipeline.watching.ports import WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.running import Running
@@ -37,7 +37,7 @@ from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Slept, WakeFailed, Woken
 
 if TYPE_CHECKING:
-    from pipeline.watching.plans import Answer
+    from pipeline.watching.plans import Answer, Decide
     from pipeline.watching.worth import Prediction, Worth
 
 _CHANGED = 0.05
@@ -47,7 +47,8 @@ _TYPICAL = (16.0, 8192.0)
 
 
 class Watcher:
-    """`post` takes an event on the loop's thread. `fault`: what is done with an error of ours."""
+    """`post` takes an event on the loop's thread. `fault`: what is done with an error of ours. `decide`: another
+    planner."""
 
     def __init__(
         self,
@@ -58,11 +59,13 @@ class Watcher:
         *,
         clock: Callable[[], float] = time.monotonic,
         fault: Callable[[Exception], None] | None = None,
+        decide: "Decide | None" = None,
     ) -> None:
         self._core, self._config, self._post, self._clock = core, config, post, clock
-        self._fault = fault or self._say_once
+        self._fault, self._decide = fault or self._say_once, decide
         self._has_failed = False
-        self._is_shared = bool(SHARED[ModeName(config.placement.mode)])
+        self._mode = ModeName(config.placement.mode)
+        self._is_shared = bool(SHARED[self._mode])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         attempts = run.attempts()
         self._book = Book(run.decisions, attempts[-1] if attempts else 0, say)
@@ -93,7 +96,7 @@ class Watcher:
             self._post(ev.PlanMade(number=number, reason=f"the planner failed: {error!r}"))
             return
         asked = asyncio.get_running_loop().run_in_executor(self._thread, answer.find)
-        asked.add_done_callback(lambda done: self._answered(number, answer, done))
+        asked.add_done_callback(lambda done: self._answered(answer, done))
 
     def metrics(self, step: int) -> dict[str, float]:
         """For the row of `step`: how things stand, and what was since the last row."""
@@ -120,12 +123,13 @@ class Watcher:
             version=version,
             train_blocks=blocks.train,
             block_slots=blocks.size,
+            in_pairs=self._mode is ModeName.SHIFTABLE and self._core.plan.staleness > 0,
         )
         self.monitor = Monitor(believed)
         self._progress = Progress(self._core, blocks, version)
         self._running = Running(self._core, self._places, believed)
         self._shifts = Shifts()
-        self._planning = Planning(self._core, blocks, self._config.placement.planner, self._settings)
+        self._planning = Planning(self._core, blocks, self._config.placement.planner, self._decide)
 
     def _heard(self, message: FromWorker | WorkerExited) -> None:
         if self.monitor is None:
@@ -151,11 +155,9 @@ class Watcher:
             self._begin(event.version, now)
         if self.monitor is None:
             return
-        if may_move(event, decisions):
+        if self._places.may_have_changed(event, decisions):
             self._move(event, decisions, now)
         self.monitor.feed(*self._progress.look(now), *self._running.take(event, decisions, now))
-        if isinstance(event, ev.StepRecorded):
-            self._running.forget(event.step)
         if due := self._planning.due(self._progress):
             judged, published = dict(self._progress.judged), dict(self._progress.published)
             self._in_thread(self._weigh, due, judged, published, self._snapshot(now))
@@ -188,7 +190,7 @@ class Watcher:
 
     # --- what follows ----------------------------------------------------------------------------------------------
 
-    def _answered(self, number: int, answer: "Answer", done: "asyncio.Future[None]") -> None:
+    def _answered(self, answer: "Answer", done: "asyncio.Future[None]") -> None:
         if done.cancelled():  # at the end
             return
         error = done.exception()
@@ -197,7 +199,7 @@ class Watcher:
             answer.fail(error)
         self._planning.keep(answer)
         self._write("decision", answer.snapshot.at_s, answer.line())
-        self._post(ev.PlanMade(number=number, moves=tuple(answer.moves.items()), reason=answer.reason))
+        self._post(answer.event())
 
     def _weigh(
         self,

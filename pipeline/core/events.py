@@ -152,6 +152,8 @@ class PlanMade:
     number: int
     moves: tuple[tuple[int, Role], ...] = ()
     reason: str = ""
+    again_s: float = 5.0
+    """It is to be asked again after so long, if nothing happens before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

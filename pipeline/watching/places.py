@@ -29,19 +29,12 @@ _CHANGING = (
     ev.WorkerSlept,
     ev.WorkerWoken,
     ev.WakeFailed,
+    ev.UpdateFailed,
     ev.PlanMade,
     ev.TimerFired,
-    ev.BatchCommitted,
-    ev.BatchTrained,
-    ev.TaskEnded,
-    ev.StepRecorded,
 )
+"""Events with which workers change; what is wanted of blocks may change with any."""
 _ORDERING = (de.ShiftDown, de.ShiftUp, de.StartWorker, de.FenceReplica)
-
-
-def may_move(event: ev.Event, decisions: Iterable[de.Decision]) -> bool:
-    """Whether blocks can have changed hands with the event. Most events are of sequences, and none of them can."""
-    return isinstance(event, _CHANGING) or any(isinstance(decision, _ORDERING) for decision in decisions)
 
 
 @dataclass(slots=True)
@@ -61,6 +54,15 @@ class Places:
         self._seen: dict[int, _Seen] = {}
         self._train: tuple[int, ...] = ()
         self._by_slot: dict[tuple[str, int], int] = {}
+        self._wanted: list[Role | None] = []
+
+    def may_have_changed(self, event: ev.Event, decisions: Iterable[de.Decision]) -> bool:
+        """Cheap: most events are of sequences, and change no block."""
+        return (
+            isinstance(event, _CHANGING)
+            or any(isinstance(decision, _ORDERING) for decision in decisions)
+            or [block.wanted for block in self.blocks.all] != self._wanted
+        )
 
     def role(self, block: int) -> Role | None:
         """As it was told."""
@@ -78,7 +80,9 @@ class Places:
 
     def look(self, now: float) -> Iterable[Report]:
         """What has changed since the last look."""
-        for block in self.blocks.all:
+        blocks = self.blocks.all
+        self._wanted = [block.wanted for block in blocks]
+        for block in blocks:
             seen = self._seen.get(block.index)
             if seen is None:
                 seen = self._seen[block.index] = _Seen()
@@ -103,7 +107,8 @@ class Places:
             if is_back or seen.role is not None or seen.is_moving:
                 yield BlockBound(at_s=now, block=index, role=None)
         elif is_back or seen.role is not wanted or (seen.serves and not serves):
-            old = None if is_back or seen.role is wanted else seen.role or holder
+            gives = seen.role or holder
+            old = None if is_back or gives is wanted else gives
             if serves and old is None:
                 yield BlockBound(at_s=now, block=index, role=wanted)
                 seen.is_moving = False

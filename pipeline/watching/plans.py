@@ -1,22 +1,24 @@
 """Questions to the planner and what came of them, until each can be told what it was worth."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.config_planner import Planner
-from pipeline.core.events import INFERENCE, Role
+from pipeline.core.events import INFERENCE, PlanMade, Role
 from pipeline.core.planner.bindings import Bindings
-from pipeline.core.planner.planner import Plan, decide
+from pipeline.core.planner.planner import Plan
+from pipeline.core.planner.planner import decide as by_model
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import Snapshot
-from pipeline.watching.by_hand import ByHand, way_out
+from pipeline.watching.by_hand import ByHand
 from pipeline.watching.ports import Blocks, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.shifts import Shift
 from pipeline.watching.worth import Prediction, Worth, measure, predict
 
+Decide = Callable[[Snapshot, PlannerSettings, Bindings], Plan]
 _MOST_OPEN = 256
 """Predictions whose end is awaited: those of several cycles."""
 
@@ -30,28 +32,29 @@ class Answer:
     snapshot: Snapshot
     settings: PlannerSettings
     bindings: Bindings
+    decide: Decide
     by_hand: dict[int, Role] | None = None
     moves: dict[int, Role] = field(default_factory=dict)
     reason: str = ""
+    cycle_s: float = 0.0
     plan: Plan | None = None
     prediction: Prediction | None = None
     took_s: float = 0.0
 
     def find(self) -> None:
         """Takes some milliseconds of processor time: not for the loop."""
+        if self.by_hand is not None:
+            self.moves, self.reason = self.by_hand, "as scheduled" if self.by_hand else "nothing is scheduled"
+            return
         began = time.thread_time()
-        if self.by_hand:
-            self.moves, self.reason = self.by_hand, "as scheduled"
-        else:
-            plan = decide(self.snapshot, self.settings, self.bindings)
-            self.moves, self.reason = plan.moves, plan.reason
-            if self.by_hand is not None:
-                self.moves = way_out(plan)
-                self.reason = plan.reason if self.moves else "nothing is scheduled"
-            else:
-                self.plan = plan
-                self.prediction = predict(self.number, self.snapshot, plan, self.bindings)
+        self.plan = plan = self.decide(self.snapshot, self.settings, self.bindings)
+        self.moves, self.reason, self.cycle_s = plan.moves, plan.reason, plan.cycle_s
+        self.prediction = predict(self.number, self.snapshot, plan, self.bindings)
         self.took_s = time.thread_time() - began
+
+    def event(self) -> PlanMade:
+        again_s = self.settings.every_s(self.cycle_s or self.snapshot.cycle_s)
+        return PlanMade(number=self.number, moves=tuple(self.moves.items()), reason=self.reason, again_s=again_s)
 
     def fail(self, error: BaseException) -> None:
         self.moves, self.plan, self.prediction = {}, None, None
@@ -71,14 +74,14 @@ class Answer:
             "block_slots": seen.block_slots,
             "candidates": [asdict(candidate) for candidate in plan.candidates] if plan else [],
             "chosen": plan.chosen if plan else -1,
-            "cycle_s": plan.cycle_s if plan else 0.0,
+            "cycle_s": self.cycle_s,
             "took_s": self.took_s,
         }
 
 
 class Planning:
-    def __init__(self, core: WatchedCore, blocks: Blocks, planner: Planner, settings: PlannerSettings) -> None:
-        self._core, self._blocks, self._settings = core, blocks, settings
+    def __init__(self, core: WatchedCore, blocks: Blocks, planner: Planner, decide: Decide | None = None) -> None:
+        self._core, self._blocks, self._settings, self._decide = core, blocks, planner.settings(), decide or by_model
         self._by_hand = None if planner.enabled else ByHand(planner.schedule)
         self._open: list[Prediction] = []
         self._shifts: list[Shift] = []
@@ -97,6 +100,7 @@ class Planning:
             snapshot=snapshot,
             settings=self._settings,
             bindings=Bindings(roles=allowed),
+            decide=self._decide,
             by_hand=by_hand,
         )
 

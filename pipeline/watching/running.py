@@ -38,9 +38,11 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Mark:
-    """When a sequence's tokens were last known: by its engine's iterations. `order`: of dispatch."""
+    """Of a sequence that was dispatched and has not ended in that role: when its tokens were last known, by its
+    engine's iterations. `order`: of dispatch."""
 
     worker: str
+    role: Role
     iterations: float
     order: int
 
@@ -55,7 +57,6 @@ class Running:
         self._engines: dict[str, _Engine] = {}
         self._marks: dict[str, _Mark] = {}
         self._told: dict[str, Role] = {}  # replicas of which the monitor knows
-        self._ended: dict[Role, dict[int, set[str]]] = {role: {} for role in INFERENCE}
         self._num_dispatched = 0
 
     # --- what comes
@@ -102,10 +103,11 @@ class Running:
                 yield from self._judged(event, now)
         for decision in decisions:
             if isinstance(decision, Dispatch):
-                iterations = self._engine(decision.worker).iterations
+                name, iterations = decision.worker, self._engine(decision.worker).iterations
+                role = self._core.fleet.workers[name].role
                 for id in decision.ids:
                     self._num_dispatched += 1
-                    self._marks[id] = _Mark(decision.worker, iterations, self._num_dispatched)
+                    self._marks[id] = _Mark(name, role, iterations, self._num_dispatched)
 
     def _closed(self, event: ev.SegmentClosed, now: float) -> Iterable[Report]:
         lengths: dict[int, list[float]] = {}
@@ -115,10 +117,8 @@ class Running:
                 if mark is not None:
                     mark.iterations = self._engine(mark.worker).iterations
                 continue
-            if segment.finish is ev.Finish.ABORT or segment.id not in self._core.sequences:
-                continue
-            sequence = self._core.sequences[segment.id]
-            if sequence.place.role is Role.ROLLOUT or not self._is_first(Role.ROLLOUT, sequence):
+            sequence = self._end(segment.id, Role.ROLLOUT) if segment.finish is not ev.Finish.ABORT else None
+            if sequence is None:
                 continue
             if segment.num_tokens or segment.idx == sequence.num_segments:  # else pieces of it were not reported
                 lengths.setdefault(sequence.step - 1, []).append(float(sequence.num_tokens))
@@ -127,22 +127,21 @@ class Running:
     def _judged(self, event: ev.VerdictGiven, now: float) -> Iterable[Report]:
         lengths: dict[int, list[float]] = {}
         for verdict in event.verdicts:
-            if verdict.id not in self._core.sequences:
-                continue
-            sequence = self._core.sequences[verdict.id]
-            is_over = sequence.place.role is None and self._is_first(Role.REWARD, sequence)
-            if is_over and verdict.num_tokens and verdict.failure not in _CUT_SHORT:
+            sequence = self._end(verdict.id, Role.REWARD)
+            if sequence is not None and verdict.num_tokens and verdict.failure not in _CUT_SHORT:
                 lengths.setdefault(sequence.step - 1, []).append(float(verdict.num_tokens))
         yield from _ended(Role.REWARD, lengths, now)
 
-    def _is_first(self, role: Role, sequence: Sequence) -> bool:
-        """It is told once that a sequence has ended in a role."""
-        self._marks.pop(sequence.id, None)
-        told = self._ended[role].setdefault(sequence.step, set())
-        if sequence.id in told:
-            return False
-        told.add(sequence.id)
-        return True
+    def _end(self, id: str, role: Role) -> Sequence | None:
+        """The sequence, if it has just ended in that role: once."""
+        mark = self._marks.get(id)
+        if mark is None or mark.role is not role or id not in self._core.sequences:
+            return None
+        sequence = self._core.sequences[id]
+        if sequence.place.role is role:
+            return None
+        del self._marks[id]
+        return sequence
 
     # --- the picture
 
@@ -234,11 +233,6 @@ class Running:
             since = engine.iterations - marks[sequence.id].iterations if i < num_running else 0.0
             found.setdefault(sequence.step - 1, []).append(sequence.generated + since)
         return found
-
-    def forget(self, step: int) -> None:
-        """The run's step is recorded."""
-        for told in self._ended.values():
-            told.pop(step, None)
 
     def _home(self, worker: Worker) -> tuple[int, Role] | None:
         """Block and role of a worker that serves; None: what it runs goes back, or has gone."""

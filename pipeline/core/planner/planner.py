@@ -18,8 +18,6 @@ from pipeline.core.snapshot import BlockView, Snapshot
 
 GAINS = "the gain exceeds the threshold"
 """The reason of a plan that shifts though all could stay."""
-STUCK = "what waits has no block"
-"""The reason of one without which nothing would go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
     )
     reason = "blocks have no role" if is_forced else GAINS
     if is_stuck and not is_forced:
-        reason = STUCK
+        reason = "what waits has no block"
     if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
         best, reason = stay, "no candidate gains enough"
     moves = assign(snapshot, picture.free, candidates[best].num_rollout, bindings)
