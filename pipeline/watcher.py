@@ -27,8 +27,8 @@ from pipeline.core.snapshot import Snapshot
 from pipeline.processes import say
 from pipeline.run_folder import RunFolder
 from pipeline.watching.book import Book
-from pipeline.watching.places import Places
-from pipeline.watching.ports import WatchedCore
+from pipeline.watching.hands import Hands
+from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.running import Running
 from pipeline.watching.shifts import Shifts, figures
@@ -114,22 +114,22 @@ class Watcher:
         from pipeline.beliefs import believe  # numpy, which the queue's client has loaded by now
         from pipeline.watching.plans import Planning
 
-        self._places = Places(self._core, is_shared=self._is_shared)
-        blocks = self._places.blocks
+        self._places = places = Places(self._core, SHARED[self._mode])
+        self._hands = Hands(places)
         believed = believe(
             self._config,
             self._core.plan,
             at_s=now,
             version=version,
-            train_blocks=blocks.train,
-            block_slots=blocks.size,
+            train_blocks=places.train,
+            block_slots=places.size,
             in_pairs=self._mode is ModeName.SHIFTABLE and self._core.plan.staleness > 0,
         )
         self.monitor = Monitor(believed)
-        self._progress = Progress(self._core, blocks, version)
-        self._running = Running(self._core, self._places, believed)
+        self._progress = Progress(self._core, places, version)
+        self._running = Running(self._core, places, self._hands, believed)
         self._shifts = Shifts()
-        self._planning = Planning(self._core, blocks, self._config.placement.planner, self._decide)
+        self._planning = Planning(self._core, places, self._config.placement.planner, self._decide)
 
     def _heard(self, message: FromWorker | WorkerExited) -> None:
         if self.monitor is None:
@@ -155,7 +155,7 @@ class Watcher:
             self._begin(event.version, now)
         if self.monitor is None:
             return
-        if self._places.may_have_changed(event, decisions):
+        if self._hands.may_have_changed(event, decisions):
             self._move(event, decisions, now)
         self.monitor.feed(*self._progress.look(now), *self._running.take(event, decisions, now))
         if due := self._planning.due(self._progress):
@@ -165,7 +165,7 @@ class Watcher:
     def _move(self, event: ev.Event, decisions: list[de.Decision], now: float) -> None:
         """Blocks may have changed hands."""
         assert self.monitor is not None
-        reports: list[Report] = list(self._places.look(now))
+        reports: list[Report] = list(self._hands.look(now))
         self.monitor.feed(*reports)
         if not self._is_shared:
             return
@@ -185,7 +185,7 @@ class Watcher:
 
     def _snapshot(self, now: float) -> Snapshot:
         assert self.monitor is not None
-        self.monitor.feed(*self._places.heard(now), *self._running.picture(now))
+        self.monitor.feed(*self._hands.heard(now), *self._running.picture(now))
         return self.monitor.snapshot(now)
 
     # --- what follows ----------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ import pytest
 from pipeline.config import Config, load_files
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
+from pipeline.core.core import Core
 from pipeline.core.dag import Progress
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.fleet import Replicas
+from pipeline.core.fleet import Replicas, Worker
 from pipeline.core.sequences import SequenceState
 from pipeline.core.snapshot import Snapshot
 from pipeline.run_folder import RunFolder
@@ -36,7 +37,9 @@ class Beside:
     """A watcher beside a world, which is told all that a shell would tell it; and what it posts."""
 
     def __init__(self, world: World, folder: Path, config: Config | None = None) -> None:
-        self.world, self.folder, self.config = world, folder, config or config_of()
+        self.world, self.config = world, config or config_of()
+        self.run = RunFolder(folder / "run")
+        self.run.create()
         self.posted: list[ev.Event] = []
         self.rng = random.Random(5)
         self.num_iterations: Counter[str] = Counter()
@@ -48,7 +51,7 @@ class Beside:
                 world.core,  # type: ignore[arg-type]
                 self.config,
                 self.posted.append,
-                RunFolder(self.folder),
+                self.run,
                 clock=lambda: world.now,
                 fault=no_fault,
             )
@@ -81,7 +84,7 @@ def check(seen: Snapshot, world: World) -> None:
             assert crowd.num_waiting + sum(crowd.ages) == pytest.approx(len(there)), (number, role)
             fresh = [s for s in there if s.place.state is SequenceState.WAITING and not s.generated]
             assert crowd.num_waiting >= len(fresh)
-    serving = {w.name for w in core.fleet.workers.values() if w.state in ("ready", "loading")}
+    serving = {w.name for w in core.fleet.workers.values() if serves(core, w)}
     tasks = {t: w for step in core.steps.values() for of in step.tasks.values() for t, w in of.items()}
     running = sum(
         s.place.state is SequenceState.RUNNING and tasks[s.task] in serving for found in by_step.values() for s in found
@@ -89,6 +92,13 @@ def check(seen: Snapshot, world: World) -> None:
     assert sum(block.num_running for block in seen.blocks) == running
     trained = [s for s in core.steps.values() if s.stages["train"] is Progress.RUNNING]
     assert seen.train.left_s is not None or not trained
+
+
+def serves(core: Core, worker: Worker) -> bool:
+    """It is awake, and its slots are not promised to another."""
+    blocks = getattr(core, "blocks", None)
+    block = blocks.of(worker) if blocks else None
+    return worker.state in ("ready", "loading") and (block is None or block.wanted is worker.role)
 
 
 class WatchedStorm(Storm):
@@ -106,7 +116,8 @@ def test_the_picture_is_the_cores_state_through_random_schedules(tmp_path: Path)
     counts: Counter[str] = Counter()
     for seed in range(120):
         storm = WatchedStorm(seed, Hits(), counts)
-        storm.beside = Beside(storm.world, tmp_path)
+        mode = getattr(storm.world.plan, "mode", "disaggregated")
+        storm.beside = Beside(storm.world, tmp_path, config_of(f"placement.mode={mode}"))
         try:
             storm.run()
         except Exception as error:

@@ -13,7 +13,7 @@ from pipeline.core.planner.planner import decide as by_model
 from pipeline.core.planner.settings import PlannerSettings
 from pipeline.core.snapshot import Snapshot
 from pipeline.watching.by_hand import ByHand
-from pipeline.watching.ports import Blocks, WatchedCore
+from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.shifts import Shift
 from pipeline.watching.worth import Prediction, Worth, measure, predict
@@ -80,19 +80,20 @@ class Answer:
 
 
 class Planning:
-    def __init__(self, core: WatchedCore, blocks: Blocks, planner: Planner, decide: Decide | None = None) -> None:
-        self._core, self._blocks, self._settings, self._decide = core, blocks, planner.settings(), decide or by_model
+    def __init__(self, core: WatchedCore, places: Places, planner: Planner, decide: Decide | None = None) -> None:
+        self._core, self._places = core, places
+        self._settings, self._decide = planner.settings(), decide or by_model
         self._by_hand = None if planner.enabled else ByHand(planner.schedule)
         self._open: list[Prediction] = []
         self._shifts: list[Shift] = []
         self._asked_s: list[float] = []
 
     def question(self, number: int, cause: str, snapshot: Snapshot) -> Answer:
-        blocks = self._blocks.all
+        blocks = self._places.all
         allowed = {block.index: tuple(role for role in INFERENCE if role in block.roles) for block in blocks}
         by_hand = None
         if self._by_hand:
-            free = [b.index for b in blocks if b.wanted is not Role.TRAIN and not self._blocks.is_lost(b)]
+            free = [b.index for b in blocks if b.wanted is not Role.TRAIN and not self._places.is_lost(b)]
             by_hand = self._by_hand.moves(self._core, blocks, free)
         return Answer(
             number=number,

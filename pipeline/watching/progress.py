@@ -17,7 +17,7 @@ from pipeline.core.reports import (
     TrainingEnded,
     VersionPublished,
 )
-from pipeline.watching.ports import Blocks, WatchedCore
+from pipeline.watching.ports import Places, WatchedCore
 
 _KEPT = 8
 """Steps and versions whose moments are remembered: more than a decision can look ahead."""
@@ -26,8 +26,8 @@ _KEPT = 8
 class Progress:
     """`judged` and `published`: when a step (as the planner counts) and a version were; of the last few."""
 
-    def __init__(self, core: WatchedCore, blocks: Blocks, version: int) -> None:
-        self._core, self._blocks = core, blocks
+    def __init__(self, core: WatchedCore, places: Places, version: int) -> None:
+        self._core, self._places = core, places
         self.version = self.num_admitted = version
         self.judged: dict[int, float] = {}
         self.published: dict[int, float] = {}
@@ -88,8 +88,8 @@ class Progress:
         return None
 
     def _is_called(self) -> bool:
-        train = self._blocks.train
-        return any(block.wanted is Role.TRAIN for block in self._blocks.all if block.index in train)
+        train = self._places.train
+        return any(block.wanted is Role.TRAIN for block in self._places.all if block.index in train)
 
 
 def is_judged(step: Step) -> bool:

@@ -16,8 +16,8 @@ from pipeline.core.length_model import Ages, count_ages
 from pipeline.core.reports import QueueReport, ReplicaEnded, ReplicaReport, Report, SequencesEnded, StepProgress
 from pipeline.core.sequences import Sequence, SequenceState
 from pipeline.core.snapshot import Snapshot
-from pipeline.watching.places import Places
-from pipeline.watching.ports import AWAKE, WatchedCore
+from pipeline.watching.hands import Hands
+from pipeline.watching.ports import AWAKE, Places, WatchedCore
 from pipeline.watching.progress import is_judged
 from pipeline.wire_counts import Counts
 
@@ -48,8 +48,8 @@ class _Mark:
 
 
 class Running:
-    def __init__(self, core: WatchedCore, places: Places, believed: Snapshot) -> None:
-        self._core, self._places = core, places
+    def __init__(self, core: WatchedCore, places: Places, hands: Hands, believed: Snapshot) -> None:
+        self._core, self._places, self._hands = core, places, hands
         self._num_sequences = believed.num_sequences
         views = {role: believed.role(role) for role in INFERENCE}
         self._bins = {role: (view.bin_tokens, len(view.survival) - 1) for role, view in views.items()}
@@ -239,7 +239,7 @@ class Running:
         if worker.role not in INFERENCE or worker.state not in AWAKE:
             return None
         block = self._places.block_of(worker)
-        return (block, worker.role) if block is not None and self._places.role(block) is worker.role else None
+        return (block, worker.role) if block is not None and self._hands.role(block) is worker.role else None
 
     def _engine(self, worker: str) -> _Engine:
         return self._engines.setdefault(worker, _Engine(len(self._engines)))

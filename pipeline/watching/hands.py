@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.events import Role
-from pipeline.core.fleet import Worker
 from pipeline.core.reports import (
     BlockBound,
     BlockHeard,
@@ -17,7 +16,7 @@ from pipeline.core.reports import (
     ShiftEnded,
     TrainBlocksChosen,
 )
-from pipeline.watching.ports import Block, Blocks, OwnBlocks, WatchedCore
+from pipeline.watching.ports import Block, Places
 
 _CHANGING = (
     ev.RunRestored,
@@ -47,13 +46,13 @@ class _Seen:
     is_lost: bool = False
 
 
-class Places:
-    def __init__(self, core: WatchedCore, *, is_shared: bool) -> None:
-        self._own = None if is_shared else OwnBlocks(core)
-        self.blocks: Blocks = self._own or core.blocks
+class Hands:
+    """Who has which block, as it was told."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
         self._seen: dict[int, _Seen] = {}
         self._train: tuple[int, ...] = ()
-        self._by_slot: dict[tuple[str, int], int] = {}
         self._wanted: list[Role | None] = []
 
     def may_have_changed(self, event: ev.Event, decisions: Iterable[de.Decision]) -> bool:
@@ -61,7 +60,7 @@ class Places:
         return (
             isinstance(event, _CHANGING)
             or any(isinstance(decision, _ORDERING) for decision in decisions)
-            or [block.wanted for block in self.blocks.all] != self._wanted
+            or [block.wanted for block in self._places.all] != self._wanted
         )
 
     def role(self, block: int) -> Role | None:
@@ -69,38 +68,33 @@ class Places:
         seen = self._seen.get(block)
         return None if seen is None or seen.is_lost else seen.role
 
-    def block_of(self, worker: Worker) -> int | None:
-        if self._own:
-            return self._own.block_of(worker)
-        return self._by_slot.get((worker.node, worker.slots[0])) if worker.slots else None
-
     def heard(self, now: float) -> Iterable[Report]:
         """Of those that live: nobody is silent whom the core does not call lost."""
         return (BlockHeard(at_s=now, block=index) for index, seen in self._seen.items() if not seen.is_lost)
 
     def look(self, now: float) -> Iterable[Report]:
         """What has changed since the last look."""
-        blocks = self.blocks.all
+        blocks = self._places.all
         self._wanted = [block.wanted for block in blocks]
         for block in blocks:
             seen = self._seen.get(block.index)
             if seen is None:
                 seen = self._seen[block.index] = _Seen()
                 yield BlockKnown(at_s=now, block=block.index, node=block.node_number)
-            self._by_slot |= {(block.node, slot): block.index for slot in block.slots}
+            self._places.place(block)
             yield from self._look_at(block, seen, now)
-        if (train := self.blocks.train) != self._train:
+        if (train := self._places.train) != self._train:
             self._train = train
             yield TrainBlocksChosen(at_s=now, block_indices=train)
 
     def _look_at(self, block: Block, seen: _Seen, now: float) -> Iterable[Report]:
         index, wanted = block.index, block.wanted
-        if self.blocks.is_lost(block):
+        if self._places.is_lost(block):
             if not seen.is_lost:
                 seen.is_lost, seen.serves, seen.is_moving = True, False, False
                 yield BlockLost(at_s=now, block=index)
             return
-        holder = self.blocks.held_by(block)
+        holder = self._places.held_by(block)
         serves = wanted is not None and holder is wanted
         is_back, seen.is_lost = seen.is_lost, False
         if wanted is None:
