@@ -237,12 +237,12 @@ def test_a_version_that_is_lost_is_made_again(run: Run) -> None:
 # --- shifts -----------------------------------------------------------------------------------------------------------
 
 
-def shift(run: Run, block: int, old: Role, new: Role) -> None:
+def shift(run: Run, block: int, old: Role, new: Role, event: ev.Event = TICK) -> None:
     """Two seconds down, three up."""
     core, start = run.core, run.now
     core.blocks.all[block].wanted = new
     del core.blocks.held[block]
-    run.after(TICK, de.ShiftDown(worker=f"{old}-{block}", following=(f"{new}-{block}",), version=0))
+    run.after(event, de.ShiftDown(worker=f"{old}-{block}", following=(f"{new}-{block}",), version=0))
     run.now = start + 2.0
     run.watcher.heard(
         Slept(worker=f"{old}-{block}", held_bytes=10, num_aborted=5, seconds={"tasks": 1.5, "release": 0.4})
@@ -436,16 +436,18 @@ def test_worth_by_hand(run: Run) -> None:
     assert measure(alone, {0: 1040.0}, published, 1060.0, then).measured_s == pytest.approx(60.8 + beyond / 4)
 
 
-def test_a_decision_is_closed_when_what_it_foretold_has_happened(tmp_path: Path) -> None:
-    def foretell(seen: Snapshot, settings: PlannerSettings, bindings: Bindings) -> Plan:
-        chosen = Candidate(num_rollout=1, num_reward=3, value_s=50.0, gain_s=6.0, penalty_s=1.0)
-        return Plan(reason="", moves={1: Role.REWARD}, candidates=(chosen,), chosen=0, cycle_s=20.0)
+def foretell(seen: Snapshot, settings: PlannerSettings, bindings: Bindings) -> Plan:
+    chosen = Candidate(num_rollout=1, num_reward=3, value_s=50.0, gain_s=6.0, penalty_s=1.0)
+    return Plan(reason="foretold", moves={1: Role.REWARD}, candidates=(chosen,), chosen=0, cycle_s=20.0)
 
-    run = Run(tmp_path / "r", decide=foretell)
+
+def live_through(run: Run) -> None:
+    """Decision 9 at 100 s, which shifts; A is judged at 110 and published at 130, when B is judged, at 120, too."""
     run.core.admit(1)
     run.core.admit(2)
     run.after()
-    ask(run, 9)
+    made = ask(run, 9)
+    shift(run, 1, Role.ROLLOUT, Role.REWARD, made)
     run.core.progress(1, 110.0, rollout=DONE, reward=DONE, batch=DONE, train=RUNNING)
     run.after(at=110.0)
     run.core.progress(2, 120.0, rollout=DONE, reward=DONE, batch=DONE)
@@ -456,6 +458,11 @@ def test_a_decision_is_closed_when_what_it_foretold_has_happened(tmp_path: Path)
     run.core.versions.seal(1)
     run.after(at=130.0)
     run.after(at=140.0)
+
+
+def test_a_decision_is_closed_when_what_it_foretold_has_happened(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r", decide=foretell)
+    live_through(run)
     (line,) = run.lines("worth")
     assert (line["number"], line["predicted_s"], line["predicted_gain_s"]) == (9, 50.0, 6.0)
     beyond_s = left_of(run.snapshot(), 2) / 4
