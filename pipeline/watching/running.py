@@ -5,10 +5,12 @@ was generated since is reckoned: each iteration of an engine gives a token to ea
 report how many they made. Those that wait within the engine, the last that it was given, get none.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.core import events as ev
+from pipeline.core.dag import StepProgress as Step
 from pipeline.core.decisions import Decision, Dispatch
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.fleet import Worker
@@ -34,6 +36,10 @@ class _Engine:
     waiting: int = 0
     kv_tokens: int = 0
     ages: Mapping[int, Ages] | None = None
+
+
+_Runs = tuple[int, int, int, float]
+"""Order of dispatch, step, tokens that are durable, and the engine's iterations then."""
 
 
 @dataclass(slots=True)
@@ -147,55 +153,53 @@ class Running:
 
     def picture(self, now: float) -> list[Report]:
         """All that a monitor needs to know of what runs and waits now. Costs a look at each sequence."""
-        core, version = self._core, self._core.versions.current
+        core, marks = self._core, self._marks
         homes = {name: self._home(worker) for name, worker in core.fleet.workers.items()}
-        by_worker: dict[str, list[Sequence]] = {}
-        fresh: dict[Role, dict[int, int]] = {role: {} for role in INFERENCE}
+        run: dict[str, list[_Runs]] = {name: [] for name, home in homes.items() if home is not None}
+        fresh: dict[Role, Counter[int]] = {role: Counter() for role in INFERENCE}
         begun: dict[Role, dict[int, list[float]]] = {role: {} for role in INFERENCE}
         reports: list[Report] = []
-        strays: list[Sequence] = []
-        running = SequenceState.RUNNING
+        rollout, running = Role.ROLLOUT, SequenceState.RUNNING
         for number, step in core.steps.items():
-            if number <= version:
+            if number <= core.versions.current:
                 continue
-            sequences = core.sequences.of_step(number)
             num_left = dict.fromkeys(INFERENCE, 0)
+            sequences = core.sequences.of_step(number)
             for sequence in sequences:
-                role = sequence.place.role
+                place = sequence.place
+                role = place.role
                 if role is None:
                     continue
                 num_left[role] += 1
-                if sequence.place.state is running:
-                    mark = self._marks.get(sequence.id)
-                    if mark is not None and homes.get(mark.worker) is not None:
-                        by_worker.setdefault(mark.worker, []).append(sequence)
-                    else:
-                        strays.append(sequence)
-                elif generated := sequence.generated:
-                    begun[role].setdefault(number - 1, []).append(generated)
+                tokens = sequence.num_tokens if role is rollout else 0
+                if place.state is running:
+                    mark = marks.get(sequence.id)
+                    there = run.get(mark.worker) if mark is not None else None
+                    if mark is not None and there is not None:
+                        there.append((mark.order, number - 1, tokens, mark.iterations))
+                        continue
+                if tokens:  # waits, or goes back to the queue in a moment
+                    begun[role].setdefault(number - 1, []).append(tokens)
                 else:
-                    fresh[role][number - 1] = fresh[role].get(number - 1, 0) + 1
-            num = self._num_sequences
-            if sequences:
-                rolled = num - num_left[Role.ROLLOUT]
-                scored = rolled - num_left[Role.REWARD]
-            else:
-                rolled = scored = num if is_judged(step) else 0
-            reports.append(StepProgress(at_s=now, step=number - 1, num_rolled_out=rolled, num_scored=scored))
-        for sequence in strays:  # they go back in a moment
-            role = sequence.place.role
-            assert role is not None
-            if sequence.generated:
-                begun[role].setdefault(sequence.step - 1, []).append(sequence.generated)
-            else:
-                fresh[role][sequence.step - 1] = fresh[role].get(sequence.step - 1, 0) + 1
+                    fresh[role][number - 1] += 1
+            reports.append(self._progress(step, num_left if sequences else None, now))
         for role in INFERENCE:
             ages = {n: count_ages(found, *self._bins[role]) for n, found in begun[role].items()}
-            reports.append(QueueReport(at_s=now, role=role, num_fresh=fresh[role], ages=ages))
-        return [*self._replicas(homes, by_worker, now), *reports]
+            reports.append(QueueReport(at_s=now, role=role, num_fresh=dict(fresh[role]), ages=ages))
+        return [*self._replicas(homes, run, now), *reports]
+
+    def _progress(self, step: Step, num_left: Mapping[Role, int] | None, now: float) -> Report:
+        """`num_left`: in each role; None: the step has no sequences, not yet or not any more."""
+        num = self._num_sequences
+        if num_left is None:
+            rolled = scored = num if is_judged(step) else 0
+        else:
+            rolled = num - num_left[Role.ROLLOUT]
+            scored = rolled - num_left[Role.REWARD]
+        return StepProgress(at_s=now, step=step.step - 1, num_rolled_out=rolled, num_scored=scored)
 
     def _replicas(
-        self, homes: Mapping[str, tuple[int, Role] | None], by_worker: Mapping[str, list[Sequence]], now: float
+        self, homes: Mapping[str, tuple[int, Role] | None], run: Mapping[str, list[_Runs]], now: float
     ) -> Iterable[Report]:
         for name, role in list(self._told.items()):
             if homes.get(name) is None:
@@ -205,8 +209,8 @@ class Running:
             if home is None:
                 continue
             block, role = home
-            engine, mine = self._engine(name), by_worker.get(name, [])
-            ages = self._ages(engine, mine)
+            engine, mine = self._engine(name), run[name]
+            ages = _ages(engine, mine)
             engine.ages = {step: count_ages(found, *self._bins[role]) for step, found in ages.items()}
             held = float(engine.kv_tokens)
             if mine and not held:
@@ -222,18 +226,6 @@ class Running:
             )
             self._told[name] = role
 
-    def _ages(self, engine: _Engine, sequences: list[Sequence]) -> dict[int, list[float]]:
-        """By step, tokens of each."""
-        marks = self._marks
-        if engine.waiting:
-            sequences.sort(key=lambda s: marks[s.id].order)
-        num_running = len(sequences) - engine.waiting
-        found: dict[int, list[float]] = {}
-        for i, sequence in enumerate(sequences):
-            since = engine.iterations - marks[sequence.id].iterations if i < num_running else 0.0
-            found.setdefault(sequence.step - 1, []).append(sequence.generated + since)
-        return found
-
     def _home(self, worker: Worker) -> tuple[int, Role] | None:
         """Block and role of a worker that serves; None: what it runs goes back, or has gone."""
         if worker.role not in INFERENCE or worker.state not in AWAKE:
@@ -248,3 +240,15 @@ class Running:
 def _ended(role: Role, lengths: Mapping[int, list[float]], now: float) -> Iterable[Report]:
     for step, found in lengths.items():
         yield SequencesEnded(at_s=now, role=role, step=step, lengths=tuple(found))
+
+
+def _ages(engine: _Engine, run: list[_Runs]) -> dict[int, list[float]]:
+    """By step, tokens of each."""
+    if engine.waiting:
+        run.sort()
+    num_running = len(run) - engine.waiting
+    found: dict[int, list[float]] = {}
+    for i, (_, step, tokens, iterations) in enumerate(run):
+        since = engine.iterations - iterations if i < num_running else 0.0
+        found.setdefault(step, []).append(tokens + since)
+    return found
