@@ -46,6 +46,11 @@ class Cluster(Section):
     kind: Literal["local", "slurm"] = "local"
     nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
     min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
+    gpu: str = Field(
+        default="",
+        description="Kind of GPU, as `simulate --gpu` knows it: what the planner believes of costs until they are "
+        "measured; empty: not known",
+    )
     slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
     slot_memory: Int = Field(
         default=0, ge=0, description="Bytes that who is awake on a slot may hold; 0: as many as the device has"

@@ -268,6 +268,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     id: str
     score: float | None
     failure: str
+    num_tokens: int = 0
 
 
 class VerdictsGiven(_Message, frozen=True):

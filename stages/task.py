@@ -87,7 +87,7 @@ class Task:
         self._say(wire.SegmentsClosed(worker=self.worker.name, task=self.id, segments=closed))
 
     def report_verdicts(self, verdicts: list[VerdictInfo]) -> None:
-        given = [wire.Verdict(v.id, v.score, v.failure) for v in verdicts]
+        given = [wire.Verdict(v.id, v.score, v.failure, v.num_tokens) for v in verdicts]
         self._say(wire.VerdictsGiven(worker=self.worker.name, task=self.id, verdicts=given))
 
     def log(self, text: str) -> None:

@@ -45,11 +45,13 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictInfo:
-    """The judge's verdict on one sequence: a score, or `failure` (its type) and no score."""
+    """The judge's verdict on one sequence: a score, or `failure` (its type) and no score. `num_tokens` of the judge say
+    it; 0: that is not known."""
 
     id: str
     score: float | None
     failure: str
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
