@@ -31,6 +31,16 @@ class RecordedBefore:
 Rows = list[tuple[int, dict[str, float | None]]]
 
 
+class Deaf:
+    """A watcher that is told and does nothing."""
+
+    def heard(self, message: object) -> None: ...
+
+    def after(self, event: object, decisions: object, now: float) -> None: ...
+
+    def ask(self, number: int, cause: str) -> None: ...
+
+
 @asynccontextmanager
 async def new_shell(folder: Path, exported: Rows, sent: list[Any]) -> AsyncIterator[Shell]:
     async def send(peer: bytes, body: Any) -> None:
@@ -50,6 +60,7 @@ async def new_shell(folder: Path, exported: Rows, sent: list[Any]) -> AsyncItera
         copies=Copies(folder, 1, 5.0),
     )
     shell.queue = RecordedBefore()  # type: ignore[assignment]
+    shell.watcher = Deaf()
     try:
         yield shell
     finally:

@@ -12,9 +12,10 @@ from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import Progress
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.fleet import Replicas, Worker
+from pipeline.core.fleet import Replicas
 from pipeline.core.sequences import SequenceState
 from pipeline.core.snapshot import Snapshot
+from pipeline.core.worker import Worker
 from pipeline.run_folder import RunFolder
 from pipeline.watcher import Watcher
 from pipeline.wire_counts import Counts
