@@ -21,7 +21,8 @@ from pipeline.watcher import Watcher
 from pipeline.wire_counts import Counts
 from tests.core.lives import Hits
 from tests.core.storm import Storm
-from tests.fakes.world import Odds, World, make_plan
+from tests.fakes.plan import Odds, make_plan
+from tests.fakes.world import World
 
 ROOT = Path(__file__).parents[1]
 

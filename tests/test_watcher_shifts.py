@@ -28,7 +28,7 @@ from pipeline.wire import WorkerReady
 from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Slept, Woken
 from tests.fakes.blocks import FakeCore
-from tests.fakes.world import make_plan
+from tests.fakes.plan import make_plan
 from tests.test_watcher import config_of, no_fault
 
 NUM = 8
