@@ -148,8 +148,6 @@ class EmulatedEngine:
         must_be_awake(self)
         if self.has_unfinished() and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
-        if self._faults.refuses(reader.version):
-            raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
         self._must_fit(reader)
         self._take(reader, probe)
 
@@ -197,6 +195,8 @@ class EmulatedEngine:
             self._memory = None
 
     def _must_fit(self, reader: Reader) -> None:
+        if self._faults.refuses(reader.version):
+            raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
         if differences := differing(reader.entries, self._entries):
             raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
 

@@ -83,6 +83,8 @@ class VllmEngine:
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
             "async_scheduling": False,  # else a step's tokens are still in flight when it returns
             "scheduler_cls": TellingScheduler,
+            # A prompt that is cut between two steps has its generator turned back, which a CPU's cannot be.
+            "enable_chunked_prefill": False if on_cpu else None,
             "enforce_eager": on_cpu,
             "enable_sleep_mode": can_sleep and not on_cpu,
             "disable_log_stats": True,

@@ -11,7 +11,7 @@ import pytest
 
 from stages.engines.base import Engine, EngineCounts, EngineReport, Output, Request
 from stages.engines.host import EngineHost
-from tests.fakes.scripted import Script, ScriptedEngine, load
+from tests.fakes.scripted import Script, ScriptedEngine, load, sleep, wake
 
 WAIT_S = 10.0
 Outbox = queue.SimpleQueue[Output]
@@ -166,6 +166,62 @@ def test_after_a_failed_load_nothing_runs_until_one_succeeds(hosted: Hosted) -> 
     assert load(hosted.host, 2) is None
     hosted.host.submit([request("late")], box)
     assert collect(box, 1) == {"late": ([1, 2, 3], "stop")}
+
+
+def test_a_sleep_aborts_what_runs_and_all_that_comes_while_it_lasts(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request(f"endless-{n}") for n in range(3)], box)
+    first(box, 3)
+    assert sleep(hosted.host) is None and hosted.engine.is_asleep
+    said = [box.get_nowait() for _ in range(box.qsize())]
+    assert sorted(o.id for o in said if o.finish == "abort") == [f"endless-{n}" for n in (0, 1, 2)]
+    hosted.host.submit([request("late"), request("later")], box)
+    assert [(o.id, o.finish, o.tokens) for o in first(box, 2)] == [("late", "abort", []), ("later", "abort", [])]
+    hosted.host.abort(None)
+    hosted.host.abort(["late"])
+    assert hosted.host.seconds.keys() == {"release"}
+    assert wake(hosted.host, 4) is None and hosted.host.version == 4
+    assert hosted.host.seconds.keys() == {"read", "cache"}
+    hosted.host.submit([request("late")], box)
+    assert {(o.version, o.finish) for o in first(box, 3)} == {(4, ""), (4, "stop")}
+
+
+def test_the_time_of_a_wake_counts_from_the_order_to_read(hosted: Hosted) -> None:
+    sleep(hosted.host)
+    assert wake(hosted.host, 1, slow_s=0.1) is None
+    assert hosted.host.seconds["read"] >= 0.1
+
+
+def test_after_a_failed_wake_nothing_runs(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.engine.unloadable = {1}
+    sleep(hosted.host)
+    assert "cannot be loaded" in str(wake(hosted.host, 1))
+    hosted.host.submit([request("late")], box)
+    assert [(o.id, o.finish, o.tokens) for o in first(box, 1)] == [("late", "abort", [])]
+
+
+def test_after_a_failed_sleep_nothing_runs(hosted: Hosted) -> None:
+    """It may have lost a part of what it had."""
+    box: Outbox = queue.SimpleQueue()
+    sleep(hosted.host)
+    assert isinstance(sleep(hosted.host), RuntimeError)
+    hosted.host.submit([request("late")], box)
+    assert [o.finish for o in first(box, 1)] == ["abort"]
+
+
+def test_sequences_that_come_without_a_token_of_this_role_are_told_from_others(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    kept = Request(id="kept", prompt_ids=[1] * 9, max_tokens=8, num_kept=4)
+    hosted.host.submit([Request(id="new", prompt_ids=[1] * 7, max_tokens=8), kept, request("bad")], box)
+    collect(box, 3)
+    deadline = time.monotonic() + WAIT_S
+    while sum(report.num_tokens for _, report in hosted.reports[-1:]) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    reports = [report for _, report in hosted.reports]
+    assert (sum(r.num_started for r in reports), sum(r.started_tokens for r in reports)) == (1, 7)
+    assert sum(r.num_iterations * r.batch for r in reports) == 6 and all(r.decode_s > 0 for r in reports)
 
 
 def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) -> None:

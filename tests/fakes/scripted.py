@@ -17,6 +17,7 @@ from pipeline.core.events import SegmentInfo, VerdictInfo
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.stage import Order, StageSpec
 from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.check import must_be_able_to_sleep, must_be_asleep, must_be_awake
 from stages.engines.host import EngineHost
 from stages.text import ByteTokenizer, Tokenizer
 
@@ -82,7 +83,7 @@ class ScriptedEngine:
         self._work = Work()
 
     def add(self, request: Request) -> None:
-        assert not self.is_asleep
+        must_be_awake(self)
         self.requests.append(request)
         script = self._script(request)
         if script.is_refused:
@@ -133,11 +134,11 @@ class ScriptedEngine:
         self.version = reader.version
 
     def sleep(self) -> None:
-        assert not self.is_asleep and not self._running
+        must_be_able_to_sleep(self, True)
         self.is_asleep = True
 
     def wake(self, reader: Any, probe: Any = None) -> dict[str, float]:
-        assert self.is_asleep
+        must_be_asleep(self)
         if reader.version in self.unloadable:
             raise RuntimeError(f"version {reader.version} cannot be loaded")
         self.is_asleep, self.version = False, reader.version
@@ -184,6 +185,24 @@ def load(host: EngineHost, version: int, keep_kv: bool = False) -> Exception | N
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
     read: Callable[[], Any] = lambda: Version(version)  # noqa: E731
     host.load(read, None, keep_kv=keep_kv, wait_s=1.0, on_end=ended.put)
+    return ended.get(timeout=WAIT_S)
+
+
+def sleep(host: EngineHost) -> Exception | None:
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    host.sleep(ended.put)
+    return ended.get(timeout=WAIT_S)
+
+
+def wake(host: EngineHost, version: int, slow_s: float = 0.0) -> Exception | None:
+    """With a version whose reader takes so long to open."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def read() -> Any:
+        time.sleep(slow_s)
+        return Version(version)
+
+    host.wake(read, None, wait_s=1.0, on_end=ended.put)
     return ended.get(timeout=WAIT_S)
 
 
