@@ -8,13 +8,13 @@ beginning of the name. What a dead process of the same name left is removed when
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import weakref
 from pathlib import Path
 
-from pipeline.core.errors import RunError
+from pipeline.core.errors import ConfigError, RunError
+from pipeline.gps.room import check_room
 from pipeline.gps.store import janitor
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -45,15 +45,15 @@ class SharedFile:
 
     def reserve(self, num_bytes: int) -> None:
         """Take the memory now: afterwards no write can fail for want of it. Raises RunError if it is short."""
-        if num_bytes <= self.num_bytes:
+        more = num_bytes - self.num_bytes
+        if more <= 0:
             return
         try:
-            os.posix_fallocate(self._fd, 0, num_bytes)
-        except OSError as error:
+            check_room({"a trainer that sleeps": more})  # a full cgroup kills without a message
+            os.posix_fallocate(self._fd, self.num_bytes, more)
+        except (ConfigError, OSError) as error:
             os.ftruncate(self._fd, self.num_bytes)
-            if error.errno != errno.ENOSPC:
-                raise
-            raise RunError(f"{self._path} needs {num_bytes} bytes of shared memory, which are not there") from error
+            raise RunError(f"the trainer cannot sleep: {error}") from error
         self.num_bytes = num_bytes
 
     def write(self, at: int, data: memoryview) -> None:

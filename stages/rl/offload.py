@@ -85,10 +85,7 @@ class Offload:
         self._places = places
         for storage in [*(place.storage for place in places.values()), *(s for s, _ in self._scratch)]:
             storage.resize_(0)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        else:
-            ctypes.CDLL(None).malloc_trim(0)
+        self.trim()
 
     def give_back(self) -> None:
         """Fill all tensors again. After an error they are of no use."""
@@ -112,6 +109,12 @@ class Offload:
         image_C = torch.empty(place.num_bytes, dtype=torch.uint8)
         self._memory.read(place.at, image_C)
         return image_C.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def trim(self) -> None:
+        """Freed memory goes back to the system."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        ctypes.CDLL(None).malloc_trim(0)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -115,7 +115,7 @@ class HfTrainer:
         starts = [self._look_at(part, mismatch) for part in parts[1:]]
         tallies = [self._update(part, mismatch, None) for part in parts[:1]]
         tallies += [self._update(part, None, start) for part, start in zip(parts[1:], starts, strict=True)]
-        cut_again(self.model)
+        self._cut_again()
         mismatch.share(self._ranks)
         metrics = batch_metrics(rows, advantages, self.version) | mismatch.metrics() | update_metrics(tallies)
         self._unfinished_step = None
@@ -154,7 +154,7 @@ class HfTrainer:
         with torch.no_grad():
             ids_PL = torch.from_numpy(prompts_PL).to(self._accelerator.device)
             logits_PV = self.model(input_ids=ids_PL, use_cache=False).logits[:, -1].float()
-        cut_again(self.model)
+        self._cut_again()
         best = torch.log_softmax(logits_PV, dim=-1).topk(2)
         lead_P = best.values[:, 0] - best.values[:, 1]
         chosen = sorted(lead_P.topk(_PROBE_PROMPTS).indices.tolist())
@@ -182,14 +182,14 @@ class HfTrainer:
             if self._config.trainer.strategy == "fsdp2":
                 for _ in files:  # the other ranks gather all of it, whatever the store did with it
                     pass
+            if self.offload.is_holding:
+                self.offload.trim()
 
     def sleep(self) -> None:
         self._require_awake()
         self.optimizer.zero_grad(set_to_none=True)
-        models = [self.model] if self.reference is None else [self.model, self.reference]
-        for model in models:
-            cut_again(model)
-        held = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        self._cut_again()
+        held = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
         moments, to_come_bytes = held_moments(self.optimizer)
         self.offload.take([*held, *moments], self._buckets.tensors(), to_come_bytes)
 
@@ -221,6 +221,15 @@ class HfTrainer:
 
     def _build(self, tensors: Mapping[str, Tensor]) -> Module:
         return build(self._spec, tensors, trust_remote_code=self._config.model.trust_remote_code)
+
+    @property
+    def _models(self) -> list[Module]:
+        return [self.model] if self.reference is None else [self.model, self.reference]
+
+    def _cut_again(self) -> None:
+        """After each stage task, slept or not: ranks that sleep alone stay in step with the others."""
+        for model in self._models:
+            cut_again(model)
 
     def _require_awake(self) -> None:
         if self.offload.is_holding:

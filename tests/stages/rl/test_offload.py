@@ -207,8 +207,8 @@ def obey(end: Connection, config, offload_to: Path) -> None:
 
 @pytest.fixture
 def distant(tmp_path):
-    """(tell, pid) of a trainer of 30 M weights in a process of its own."""
-    shape = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 7}
+    """(tell, pid) of a trainer of 7 M weights in a process of its own."""
+    shape = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
     config = make_config(write_model(tmp_path / "model", initializer_range=0.02, **shape), algorithm__kl__coef=0.1)
     end, its = Pipe()
     path = Path(f"/dev/shm/pivot-test-{os.getpid()}-train-0")
@@ -240,7 +240,7 @@ def test_r21_the_process_gives_up_its_memory_and_takes_no_more_than_it_had(dista
             tell("save", str(tmp_path / "checkpoints"))
             after_save = private_dirty(pid)
         tell("wake")
-    assert num_bytes > 400 << 20  # weights, moments and reference of 30 M, in float32
+    assert num_bytes > 100 << 20  # weights, moments and reference, in float32
     for before, after in zip(awake, asleep, strict=True):
         assert before - after > 0.9 * num_bytes
     assert after_save - asleep[1] < 0.1 * num_bytes
