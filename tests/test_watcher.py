@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_files
+from pipeline.config import Config
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
@@ -20,17 +20,8 @@ from pipeline.watcher import Watcher
 from pipeline.wire_counts import Counts
 from tests.core.lives import Hits
 from tests.core.storm import Storm
+from tests.fakes.watched import config_of, no_fault
 from tests.fakes.world import Odds, World, make_plan
-
-ROOT = Path(__file__).parents[1]
-
-
-def config_of(*changes: str) -> Config:
-    return load_files([ROOT / "configs/emulated.yaml"], list(changes))
-
-
-def no_fault(error: Exception) -> None:
-    raise error
 
 
 class Beside:
