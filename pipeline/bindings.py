@@ -4,9 +4,12 @@
 
 Orders and reports each arrive in the order in which they were sent, and an agent says that a process has ended before
 it reports bindings without it. So whatever is observed was requested and has not ended. What else is reported is a
-stray, at once: nothing that is still on its way explains it.
+stray, at once: nothing that is still on its way explains it. So are those who are awake together on one slot, all of
+them, and that is all that is looked for of who is awake: it can be seen in one report, and what an agent refuses to do
+needs no second ledger.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,15 +41,22 @@ class NodeBindings:
     def observe(self, report: wire.Bindings) -> bool:
         """Whether `strays` has changed."""
         self.observed = {binding.worker: binding for binding in report.bindings}
-        before, self.strays = self.strays, tuple(map(_stray, filter(self._is_stray, report.bindings)))
+        awake = Counter(slot for binding in report.bindings if binding.is_awake for slot in binding.slots)
+        clashing = {slot for slot, num in awake.items() if num > 1}
+        strays = [binding for binding in report.bindings if self._is_stray(binding, clashing)]
+        before, self.strays = self.strays, tuple(map(_stray, strays))
         return self.strays != before
 
-    def _is_stray(self, binding: wire.Binding) -> bool:
-        return self.requested.get(binding.worker) != (binding.life, binding.slots)
+    def _is_stray(self, binding: wire.Binding, clashing: set[int]) -> bool:
+        is_ordered = self.requested.get(binding.worker) == (binding.life, binding.slots)
+        return not is_ordered or (binding.is_awake and not clashing.isdisjoint(binding.slots))
 
     def describe(self) -> dict[str, Any]:
         """What is observed, for status.json."""
-        return {name: {"slots": binding.slots, "pid": binding.pid} for name, binding in self.observed.items()}
+        return {
+            name: {"slots": binding.slots, "pid": binding.pid, "awake": binding.is_awake}
+            for name, binding in self.observed.items()
+        }
 
 
 def _stray(binding: wire.Binding) -> ev.Stray:

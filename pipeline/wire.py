@@ -184,8 +184,8 @@ class NodeFailed(_Message, frozen=True):
 
 
 class WorkerReady(_Message, frozen=True):
-    """`held_bytes`: what its process holds of its slots' memory, as it measured it; `kv_tokens`: what the cache of its
-    engine has room for."""
+    """`held_bytes`: what its process holds of its slots' memory, as slurm.residents measured it; 0: nobody did.
+    `kv_tokens`: what the cache of its engine has room for."""
 
     worker: str
     version: int
@@ -247,6 +247,7 @@ class Admitted(_Message, frozen=True):
     worker: str
     step: int
     ids: list[str]
+    num_prompt_tokens: list[int] = []
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -45,8 +45,8 @@ class Wake(_Message, frozen=True):
 
 
 class Slept(_Message, frozen=True):
-    """Its slots are free, if what it still holds is no more than it may. `seconds`: by phase (`tasks`, `release`);
-    `num_aborted` sequences went back."""
+    """Its slots are free: what it still holds, `held_bytes` as its agent measured them, is no more than it may.
+    `seconds`: by phase (`tasks`, `release`); `num_aborted` sequences went back."""
 
     worker: str
     held_bytes: int
@@ -55,7 +55,7 @@ class Slept(_Message, frozen=True):
 
 
 class Woken(_Message, frozen=True):
-    """`seconds`: by phase (`read`, `cache`)."""
+    """`seconds`: by phase (`read`, `cache`; a trainer's: `restore`)."""
 
     worker: str
     version: int

@@ -163,6 +163,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         door=door,
         heartbeat_s=config["limits"]["heartbeat_s"],
         engine_s=config["limits"]["engine_s"],
+        slot_memory=cluster["slot_memory"],
     )
     leave = asyncio.run(live(place, process, control))
     print(f"agent of {args.node} leaves: {leave}", flush=True)

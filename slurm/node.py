@@ -27,10 +27,12 @@ from pipeline.kill_points import kill_point
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded
+from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, Woken
 from slurm.allocator import Allocator, SlotsTaken
 from slurm.door import Door
 from slurm.guardian import sweep
 from slurm.names import user_prefix
+from slurm.residents import Residents
 from slurm.workers import Workers
 
 _COPY_END_S = 10.0
@@ -62,7 +64,8 @@ class Place:
     """Which node of which attempt this is, and how to reach its controller. `name` is that of this life of its agent,
     also in shared memory; `temporary` is its folder for temporary files; `host` is this node's own address; `job`:
     which life of which Slurm job, "" on a local run; `devices`: what its environment says that it may use; `door`:
-    where workers come in that are steps of their own, for those have their devices from Slurm."""
+    where workers come in that are steps of their own, for those have their devices from Slurm; `slot_memory`: the bytes
+    of a slot, 0: not limited."""
 
     run: RunFolder
     node: str
@@ -78,6 +81,7 @@ class Place:
     patience_s: float
     heartbeat_s: float
     engine_s: float
+    slot_memory: int = 0
 
 
 class Node:
@@ -91,12 +95,21 @@ class Node:
         self._workers = Workers(
             process,
             control,
-            on_message=self._channel.send,
+            on_message=self._on_message,
             on_exit=self._on_exit,
             on_fork=self._on_fork,
             door=place.door,
         )
         self._allocator = Allocator(place.num_slots, place.devices)
+        self._residents = Residents(
+            self._allocator,
+            place.slot_memory,
+            place.devices is not None,
+            say=self._channel.send,
+            order=self._workers.send,
+            kill=self._workers.kill,
+            on_change=self._report_bindings,
+        )
         self._mover_at = 0.0
         self._has_mover = False
         self._for_mover: list[wire.Move | wire.KillWorker] = []
@@ -114,8 +127,8 @@ class Node:
         asked: asyncio.Future[None] = loop.create_future()
         loop.add_signal_handler(signal.SIGTERM, self._on_term, asked)
         self._channel.send(wire.Join(node=self._place.node, num_slots=self._place.num_slots, pid=os.getpid()))
-        parts = (self._obey, self._beat, self._watch_zygote, self._watch_silence, self._workers.receive, self._prepare)
-        tasks = [asyncio.create_task(part(), name=part.__name__) for part in parts]
+        parts = [self._obey, self._beat, self._watch_zygote, self._watch_silence, self._workers.receive, self._prepare]
+        tasks = [asyncio.create_task(part(), name=part.__name__) for part in (*parts, self._residents.judge)]
         try:
             await asyncio.gather(*tasks, asked)
             raise AssertionError("unreachable: these parts never return")
@@ -217,6 +230,8 @@ class Node:
                 self._stores[0].seal(version)
                 kill_point("seal.after")
                 self._channel.send(wire.VersionSealed(version=version))
+            case Sleep() | Prepare() | Wake():
+                self._residents.obey(body)
             case wire.Beat() | Launch() | EndLaunch():
                 pass
             case wire.Quit():
@@ -228,6 +243,13 @@ class Node:
                 )
             case _:
                 self._workers.send(body)
+
+    def _on_message(self, message: wire.FromWorker) -> None:
+        match message:
+            case Slept() | Woken() | wire.WorkerReady():
+                self._residents.hear(message)
+            case _:
+                self._channel.send(message)
 
     def _on_fork(self, worker: str, pid: int) -> None:
         self._allocator.forked(worker, pid)
@@ -246,9 +268,9 @@ class Node:
 
     def _report_bindings(self) -> None:
         bindings = [
-            wire.Binding(worker=name, life=bound.life, slots=list(bound.slots), pid=bound.pid)
-            for name, bound in self._allocator.bindings.items()
-            if bound.pid and name != wire.MOVER
+            wire.Binding(worker, bound.life, list(bound.slots), bound.pid, bound.is_awake)
+            for worker, bound in self._allocator.bindings.items()
+            if bound.pid and worker != wire.MOVER
         ]
         self._channel.send(wire.Bindings(bindings=bindings))
 
@@ -275,7 +297,7 @@ class Node:
         """Refused where its slots are not free: what holds them is said first, so that it can be ended."""
         place = self._place
         try:
-            env = self._allocator.bind(start.worker, start.slots, start.life)
+            env = self._allocator.bind(start.worker, start.slots, start.life, is_shared=start.is_shared)
         except SlotsTaken as taken:
             self._report_bindings()
             self._channel.send(wire.WorkerExited(worker=start.worker, life=start.life, reason=f"refused: {taken}"))

@@ -99,9 +99,11 @@ class Workers:
         if link is not None:
             link.writer.write(wire.encode_message(message))
 
-    def kill(self, worker: str) -> None:
-        """Ends in `on_exit`; of one that is still expected at once."""
+    def kill(self, worker: str, fault: str = "") -> None:
+        """Ends in `on_exit`, which says the fault if there is one; of one that is still expected at once."""
         link = self._links.get(worker)
+        if link is not None and fault:
+            link.fault = fault
         if link is not None and link.pidfd is not None:
             _kill(link.pidfd)
         elif self._door is not None and self._door.forget(worker):

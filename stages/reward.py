@@ -19,7 +19,7 @@ from stages.genrm.measurement import Measurement
 from stages.genrm.prompt import JudgePrompt
 from stages.genrm.verdict import Failure, FailureType, Score
 from stages.prompts import examples_of_step
-from stages.serving import GROUP_S, Inbox, seed_of, serve
+from stages.serving import GROUP_S, Inbox, returned, seed_of, serve
 from stages.text import decode_response, load_tokenizer
 
 
@@ -75,6 +75,7 @@ class Reward:
         self._ended: list[_Ended] = []
         self._ended_since = 0.0
         self._counts: Counter[str] = Counter()
+        self._is_leaving = False
 
     @property
     def num_open(self) -> int:
@@ -82,6 +83,9 @@ class Reward:
 
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
         """Claim the sequences and ask the judge about each. One that has a verdict already is only reported."""
+        if self._is_leaving:
+            self._task.report_segments([returned(id, self._worker.engine.version) for id in ids])
+            return
         rows = self._worker.queue.claim(list(ids), list(turns))
         trials = []
         for row, turn in zip(rows, turns, strict=True):
@@ -95,6 +99,10 @@ class Reward:
         """Give these back unjudged, unless the verdict is there first."""
         wanted = set(ids)
         self._worker.engine.abort([trial.id for trial in self._running.values() if trial.row.id in wanted])
+
+    def leave(self) -> None:
+        self._is_leaving = True
+        self._worker.engine.abort(list(self._running))
 
     def withdraw(self) -> None:
         self._worker.engine.abort(list(self._running))
@@ -113,7 +121,10 @@ class Reward:
         if isinstance(outcome, Failure):
             self._task.log(f"{trial.row.id} try {trial.number + 1}: {outcome.type}")
             if outcome.type in verdicts.TRANSIENT and trial.number < self._genrm.retries:
-                self._submit([self._trial(trial.row, trial.turn, trial.prompt_ids, trial.number + 1)])
+                if self._is_leaving:
+                    self._end(_Ended(row=trial.row, version=output.version))
+                else:
+                    self._submit([self._trial(trial.row, trial.turn, trial.prompt_ids, trial.number + 1)])
                 return
         self._give(trial, outcome, output.version)
 

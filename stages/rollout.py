@@ -14,7 +14,7 @@ from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SegmentRow, SequenceRow, State
 from pipeline.stage import StageResult, StageSpec, TaskContext
 from stages.engines.base import Output, Request
-from stages.serving import GROUP_S, Inbox, seed_of, serve
+from stages.serving import GROUP_S, Inbox, returned, seed_of, serve
 
 
 def rollout(task: TaskContext, spec: StageSpec) -> StageResult:
@@ -61,6 +61,7 @@ class Rollout:
         self._closed: list[tuple[_Segment, Finish]] = []
         self._closed_since = 0.0
         self._next_flush: float = time.monotonic() + self._config.rollout.flush_s
+        self._is_leaving = False
 
     @property
     def num_open(self) -> int:
@@ -69,6 +70,9 @@ class Rollout:
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
         """Claim the sequences and give them to the engine, with the tokens that they already have."""
         host, lowest = self._worker.engine, self._spec.version
+        if self._is_leaving:
+            self._task.report_segments([returned(id, lowest) for id in ids])
+            return
         if host.version < lowest:
             raise StageFailed(f"{self._spec.task} is for version {lowest} or newer, the engine has {host.version}")
         rows = self._worker.queue.claim(list(ids), list(turns), restart=self._config.is_strict)
@@ -88,6 +92,10 @@ class Rollout:
     def abort(self, ids: Sequence[str]) -> None:
         """Their last outputs arrive like any other; one that has finished meanwhile stays finished."""
         self._worker.engine.abort([i for i in ids if i in self._running])
+
+    def leave(self) -> None:
+        self._is_leaving = True
+        self._worker.engine.abort(list(self._running))
 
     def withdraw(self) -> None:
         self._worker.engine.abort(list(self._running))
@@ -149,6 +157,7 @@ class Rollout:
             temperature=self._config.rollout.temperature,
             seed=seed_of(self._config.run.seed, self._spec.step, row.id, num_before),
             stop_ids=self._stop_ids,
+            num_kept=num_before,
         )
 
     def _close(self, segment: _Segment, finish: Finish) -> None:

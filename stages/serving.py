@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from pipeline.core.events import Finish, SegmentInfo
 from pipeline.stage import Order, TaskContext
 from stages.engines.base import Output
 
@@ -38,26 +39,30 @@ class Service(Protocol):
     def settle(self, now: float) -> float | None:
         """Put and report what is due at `now` (time.monotonic()); the time of the next call, None: not needed."""
 
+    def leave(self) -> None:
+        """The engine is to be free soon: abort all that runs. From now on nothing is begun: what is dispatched, or is
+        to be tried again, is reported as aborted."""
+
     def withdraw(self) -> None:
         """The task has failed: have the engine stop what nobody waits for any more."""
 
 
 def serve(task: TaskContext, service: Service, inbox: Inbox) -> None:
-    """Run until the order to end has come and every sequence is reported.
+    """Run until the order to end or to leave has come and every sequence is reported.
 
     Consumes orders and outputs; produces puts and reports (through the service); waits for the inbox; unblocked by an
     order, an output, or the time that the service named. Raises what the service or the channel raised.
     """
     try:
         with _orders_into(inbox, task):
-            _serve(service, inbox)
+            _serve(task, service, inbox)
     except BaseException:
         service.withdraw()
         raise
 
 
-def _serve(service: Service, inbox: Inbox) -> None:
-    is_ending = False
+def _serve(task: TaskContext, service: Service, inbox: Inbox) -> None:
+    is_ending = is_leaving = False
     due: float | None = None
     while not is_ending or service.num_open:
         for item in _take_all(inbox, due):
@@ -70,11 +75,29 @@ def _serve(service: Service, inbox: Inbox) -> None:
                     service.abort(item.ids)
                 case Order(kind="end"):
                     is_ending = True
+                case Order(kind="leave"):
+                    is_ending = is_leaving = True
+                    service.leave()
                 case Order():
                     raise ValueError(f"unknown order {item}")
                 case _:
                     raise item
+        if is_leaving:
+            _give_back(task, service)
         due = service.settle(time.monotonic())
+
+
+def _give_back(task: TaskContext, service: Service) -> None:
+    """What was dispatched before the controller heard that the task leaves. It takes back by itself what comes later
+    than this, or never: the task has ended then."""
+    while order := task.next_order(0.0):
+        if order.kind == "dispatch":
+            service.dispatch(order.ids, order.turns)
+
+
+def returned(id: str, version: int) -> SegmentInfo:
+    """The report of a sequence that was dispatched to a task that leaves. Its owner in the queue stays who it was."""
+    return SegmentInfo(id=id, idx=0, num_tokens=0, version=version, finish=Finish.ABORT)
 
 
 def seed_of(*parts: object) -> int:
@@ -95,7 +118,8 @@ def _take_all(inbox: Inbox, due: float | None) -> Iterator[Order | Output | Base
 
 @contextmanager
 def _orders_into(inbox: Inbox, task: TaskContext) -> Iterator[None]:
-    """Forward the task's orders to its inbox until the order to end, from a thread that ends with the block."""
+    """Forward the task's orders to its inbox, from a thread that ends with the block: up to the order to end or to
+    leave, so that nobody waits for the thread then."""
     is_over = threading.Event()
 
     def forward() -> None:
@@ -104,7 +128,7 @@ def _orders_into(inbox: Inbox, task: TaskContext) -> Iterator[None]:
                 order = task.next_order(_STOP_CHECK_S)
                 if order is not None:
                     inbox.put(order)
-                    if order.kind == "end":
+                    if order.kind in ("end", "leave"):
                         return
         except BaseException as error:
             inbox.put(error)

@@ -14,6 +14,7 @@ from pipeline.checkpoint import store_of
 from pipeline.config import Config
 from pipeline.core.events import Role
 from pipeline.gps.segment import EMULATED
+from pipeline.gps.store import SHM
 from stages.engines.base import Engine
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 _TEMPLATE_TOKENS = 1024  # room for the judge's template and its chat's control tokens
 
 
-def make_engine(worker: "Worker", version: int) -> Engine:
+def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> Engine:
     """The role's engine with the weights that this node's shared memory holds (policy: `version`; GenRM: its one)."""
     config = worker.config
     if worker.role is Role.REWARD:
@@ -46,6 +47,7 @@ def make_engine(worker: "Worker", version: int) -> Engine:
             config.run.seed,
             structured=worker.role is Role.REWARD and config.reward.genrm.verdict.structured,
             trust_remote_code=config.model.trust_remote_code,
+            can_sleep=can_sleep,
         )
 
 
@@ -59,21 +61,22 @@ def _engine_kind(name: str) -> Callable[..., Engine]:
     return VllmEngine
 
 
-def make_trainer(worker: "Worker") -> "Trainer":
+def make_trainer(worker: "Worker", *, can_sleep: bool = False) -> "Trainer":
     """The trainer, at the newest complete checkpoint, or at the base model. Waits for the other ranks, if it has any,
     and all of them load what the first one has found."""
     store = store_of(worker.run, worker.config)
+    offload_to = Path(SHM, f"{worker.gps}-{worker.name}") if can_sleep else None
     trainer: Trainer
     if worker.config.trainer.strategy == "emulated":
         from stages.rl.emulated import EmulatedTrainer
 
-        trainer = EmulatedTrainer(worker.config, rank=worker.rank)
+        trainer = EmulatedTrainer(worker.config, rank=worker.rank, offload_to=offload_to)
         step = store.newest_complete().step
     else:
         from stages.rl.trainer import HfTrainer
 
         ranks = _join_ranks(worker)
-        trainer = HfTrainer(worker.config, ranks=ranks)
+        trainer = HfTrainer(worker.config, ranks=ranks, offload_to=offload_to)
         step = ranks.agree(store.newest_complete().step if ranks.is_first else 0)
     if step:
         trainer.load(store.path(step))

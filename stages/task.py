@@ -10,7 +10,7 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, TextIO
 from submitit.core.utils import DelayedSubmission, JobPaths, cloudpickle_dump, temporary_save_path
 
 from pipeline import wire
-from pipeline.core.events import SegmentInfo, VerdictInfo
+from pipeline.core.events import Finish, SegmentInfo, VerdictInfo
 from pipeline.pickles import load_own
 from pipeline.stage import Order, StageSpec, StageTask, current_task
 
 if TYPE_CHECKING:
     from stages.worker import Worker
+
+WITHOUT_SLOTS = frozenset({"prompts", "checkpoint"})
+"""Stages that also run while their worker sleeps."""
 
 _log: ContextVar[TextIO] = ContextVar("task_log")
 
@@ -62,6 +65,8 @@ class Task:
         self._say = say
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._delayed: DelayedSubmission | None = None
+        self.num_aborted = 0
+        """Sequences that it has given back unfinished."""
         self.paths = JobPaths(order.folder, job_id=order.task)
 
     # --- what the stage's function sees ----------------------------------------------------------------------------
@@ -72,10 +77,12 @@ class Task:
         except queue.Empty:
             return None
 
-    def report_admitted(self, step: int, ids: list[str]) -> None:
-        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids))
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None:
+        nums = list(num_prompt_tokens)
+        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids, num_prompt_tokens=nums))
 
     def report_segments(self, segments: list[SegmentInfo]) -> None:
+        self.num_aborted += sum(s.finish is Finish.ABORT for s in segments)
         closed = [wire.Segment(s.id, s.idx, s.num_tokens, s.version, s.finish) for s in segments]
         self._say(wire.SegmentsClosed(worker=self.worker.name, task=self.id, segments=closed))
 
@@ -88,6 +95,11 @@ class Task:
             file.write(f"{text}\n")
 
     # --- what the worker does with it ------------------------------------------------------------------------------
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether its worker must be awake; until it is loaded nobody knows."""
+        return self.spec.stage not in WITHOUT_SLOTS
 
     def give(self, order: Order) -> None:
         self._orders.put(order)

@@ -8,6 +8,7 @@ Nothing here waits for a dead part: the agent's end closes the socket, and an ex
 """
 
 import contextvars
+import itertools
 import os
 import queue
 import socket
@@ -16,7 +17,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import cached_property
+from dataclasses import asdict
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,10 +31,12 @@ from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
 from pipeline.wire_counts import Counts
-from stages.engines.base import EngineCounts
+from pipeline.wire_shift import Prepare, Sleep, Wake
+from stages.engines.base import EngineReport
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
 from stages.group import with_the_others
+from stages.shift import Shift, held_bytes
 from stages.start import make_engine, make_trainer
 from stages.task import Task, route_output
 
@@ -49,7 +53,7 @@ class Worker:
 
     `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's endpoint.
     `rank` counts the replicas of its role (train: the ranks of the group), `life` how often it was started; `slots` are
-    those of its node that it has; `host` is the node's own address.
+    those of its node that it has; `host` is the node's own address; `gps` the base name of its shared memory.
     """
 
     def __init__(self, order: wire.WorkerOrder) -> None:
@@ -61,6 +65,7 @@ class Worker:
         self.node = order.node
         self.host = order.host
         self.attempt = order.attempt
+        self.gps = order.gps
         self.options: dict[str, Any] = order.start.options
         self.run = RunFolder(Path(order.run))
         self.config: Config = load_resolved(self.run.config)
@@ -78,6 +83,20 @@ class Worker:
         return QueueClient(self.options["queue"], secret, self.attempt, self.config.limits.request_s)
 
     @property
+    def version(self) -> int:
+        """Of the weights that it has; asleep: that it had."""
+        holder = self.engine or self.trainer
+        assert holder is not None
+        return holder.version
+
+    def warm(self) -> None:
+        """Have what every task needs and keeps: what it holds asleep does not grow by that later."""
+        if self.engine is not None:
+            assert self.tokenizer
+        if "queue" in self.options:
+            assert self.queue
+
+    @property
     def queue_waited_s(self) -> float:
         """How long its tasks have waited for the queue so far."""
         return self.queue.waited_s if "queue" in self.__dict__ else 0.0
@@ -92,6 +111,10 @@ class Worker:
         return load_tokenizer(model.path, models.trust_remote_code)
 
 
+_SHIFT, _TASK = 0, 1
+"""What the trainer's thread does first."""
+
+
 class Service:
     """The worker at work: the agent's messages in, the worker's reports out."""
 
@@ -100,7 +123,9 @@ class Service:
         self._sock = sock
         self._sending = threading.Lock()
         self._tasks: dict[str, Task] = {}
-        self._for_main: queue.SimpleQueue[Task] = queue.SimpleQueue()  # the trainer's tasks
+        self._for_main: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._number = itertools.count()
+        self.shift = Shift(worker, self._tasks, self.say, partial(self._on_main, _SHIFT))
 
     def say(self, message: wire.ToItsAgent) -> None:
         """From any thread."""
@@ -121,9 +146,15 @@ class Service:
     def _take(self, message: wire.ToWorker) -> None:
         match message:
             case wire.RunTask():
-                self._start(Task(self._worker, message, self.say))
+                self._start(Task(self._worker, message, self._say_of_task))
             case wire.LoadVersion():
                 self._load(message)
+            case Prepare():
+                self.shift.prepare(message)
+            case Sleep():
+                self.shift.sleep()
+            case Wake():
+                self.shift.wake(message)
             case _:
                 task = self._tasks.get(message.task)
                 if task is None:
@@ -139,18 +170,29 @@ class Service:
     def _start(self, task: Task) -> None:
         self._tasks[task.id] = task
         if self._worker.trainer is not None:
-            self._for_main.put(task)
+            self._on_main(_TASK, partial(self._run, task))
         else:
             threading.Thread(target=self._run, args=(task,), name=task.id, daemon=True).start()
 
     def _run(self, task: Task) -> None:
         contextvars.copy_context().run(task.run)
         del self._tasks[task.id]
+        self.shift.go_on()
+
+    def _say_of_task(self, message: wire.FromWorker) -> None:
+        self.say(message)
+        if isinstance(message, wire.TaskStarted):
+            self.shift.go_on()
+
+    def _on_main(self, order: int, work: Callable[[], None]) -> None:
+        self._for_main.put((order, next(self._number), work))
 
     def run_tasks(self) -> NoReturn:
-        """The main thread of a trainer's worker: torch stays on the thread that made the model."""
+        """The main thread of a trainer's worker: torch stays on the thread that made the model. A shift waits for the
+        task that runs, not for those that wait: it is a checkpoint, and the others can be made asleep as well."""
         while True:
-            self._run(self._for_main.get())
+            _, _, work = self._for_main.get()
+            work()
 
     def live(self, period_s: float) -> NoReturn:
         """A thread that says that this process is not stopped, and that nothing holds it as a whole."""
@@ -158,16 +200,8 @@ class Service:
             self.say(wire.Alive(worker=self._worker.name))
             time.sleep(period_s)
 
-    def report_counts(self, counts: EngineCounts) -> None:
-        self.say(
-            Counts(
-                worker=self._worker.name,
-                running=counts.running,
-                waiting=counts.waiting,
-                num_tokens=counts.num_tokens,
-                rss_bytes=rss_bytes(),
-            )
-        )
+    def report_counts(self, report: EngineReport) -> None:
+        self.say(Counts(worker=self._worker.name, rss_bytes=rss_bytes(), **asdict(report)))
 
     def _load(self, message: wire.LoadVersion) -> None:
         """A failed update is an event: the controller decides what becomes of the worker."""
@@ -202,18 +236,36 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     worker = Worker(order)
     sys.path.extend(worker.config.run.code_path)  # at the end: nothing of the user's may hide ours
     service = Service(worker, sock)
+    is_shared, kv_tokens = order.start.is_shared, 0
     loop: Callable[[], NoReturn]
     if worker.role is Role.TRAIN:
         with with_the_others(worker, "its start"):
-            worker.trainer = make_trainer(worker)
-        version, loop = worker.trainer.version, service.run_tasks
+            worker.trainer = make_trainer(worker, can_sleep=is_shared)
+        loop = service.run_tasks
     else:
-        engine = make_engine(worker, order.start.version)
+        engine = make_engine(worker, order.start.version, can_sleep=is_shared)
         watchdog = Watchdog("limits.engine_s", worker.config.limits.engine_s)
         worker.engine = EngineHost(engine, service.report_counts, watchdog)
-        version, loop = engine.version, worker.engine.run
-    seconds = {"start": time.monotonic() - started}
-    service.say(wire.WorkerReady(worker=worker.name, version=version, pid=os.getpid(), seconds=seconds))
+        kv_tokens, loop = engine.kv_tokens, worker.engine.run
+
+    def ready() -> None:
+        service.say(
+            wire.WorkerReady(
+                worker=worker.name,
+                version=worker.version,
+                pid=os.getpid(),
+                seconds={"start": time.monotonic() - started},
+                is_asleep=is_shared,
+                held_bytes=held_bytes(),
+                kv_tokens=kv_tokens,
+            )
+        )
+
+    if is_shared:
+        worker.warm()
+        service.shift.release(ready)  # by what `loop` does first
+    else:
+        ready()
     threading.Thread(target=service.read, name="reader", daemon=True).start()
     period_s = beat_period_s(worker.config.limits.engine_s)
     threading.Thread(target=service.live, args=(period_s,), name="alive", daemon=True).start()

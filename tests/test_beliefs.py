@@ -14,7 +14,7 @@ from pipeline.core.planner.settings import DEFAULT
 from pipeline.core.snapshot import BlockView, Crowd, Snapshot
 from pipeline.simulator.cost import cost_model
 from pipeline.simulator.forecast import setup_of
-from tests.fakes.world import make_plan
+from tests.fakes.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 GPUS = (

@@ -19,6 +19,10 @@ def order(worker: str, slots: list[int], life: int) -> wire.StartWorker:
     )
 
 
+def awake(*bindings: tuple[str, list[int], bool]) -> wire.Bindings:
+    return wire.Bindings(bindings=[wire.Binding(worker, 0, slots, 7, is_awake) for worker, slots, is_awake in bindings])
+
+
 def report(*bindings: tuple[str, int, list[int]]) -> wire.Bindings:
     return wire.Bindings(bindings=[wire.Binding(worker=w, life=n, slots=s, pid=7) for w, n, s in bindings])
 
@@ -100,6 +104,18 @@ def test_what_was_not_ordered_so_is_a_stray() -> None:
         assert node.observe(report(wrong)) and node.strays == (Stray(worker=wrong[0], slots=tuple(wrong[2])),)
         assert not node.observe(report(wrong)), "that is known"
     assert node.observe(report()) and node.strays == ()
+
+
+def test_two_that_are_awake_on_one_slot_are_both_strays() -> None:
+    node = NodeBindings()
+    for worker, slots in (("a", [0]), ("b", [0, 1]), ("c", [1])):
+        node.request(order(worker, slots, life=0))
+    assert not node.observe(awake(("a", [0], False), ("b", [0, 1], True), ("c", [1], False)))
+    assert [seen["awake"] for seen in node.describe().values()] == [False, True, False]
+    assert not node.observe(awake(("a", [0], True), ("b", [0, 1], False), ("c", [1], True)))
+    assert node.observe(awake(("a", [0], False), ("b", [0, 1], True), ("c", [1], True)))
+    assert node.strays == (Stray(worker="b", slots=(0, 1)), Stray(worker="c", slots=(1,)))
+    assert node.observe(awake(("a", [0], False), ("b", [0, 1], True))) and node.strays == ()
 
 
 def test_the_end_of_a_stray_is_not_that_of_the_worker_of_its_name() -> None:

@@ -12,16 +12,18 @@ from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import Progress
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.fleet import Replicas, Worker
+from pipeline.core.fleet import Replicas
 from pipeline.core.sequences import SequenceState
 from pipeline.core.snapshot import Snapshot
+from pipeline.core.worker import Worker
 from pipeline.run_folder import RunFolder
 from pipeline.watcher import Watcher
 from pipeline.wire_counts import Counts
 from tests.core.lives import Hits
 from tests.core.storm import Storm
+from tests.fakes.plan import Odds, make_plan
 from tests.fakes.watched import config_of, no_fault
-from tests.fakes.world import Odds, World, make_plan
+from tests.fakes.world import World
 
 
 class Beside:

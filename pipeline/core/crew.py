@@ -8,6 +8,7 @@ left, if need be with fewer replicas.
 from collections.abc import Callable
 
 from pipeline.core import events as ev
+from pipeline.core.blocks import Blocks
 from pipeline.core.decisions import (
     CopyVersion,
     EndCopy,
@@ -19,12 +20,15 @@ from pipeline.core.decisions import (
     StartWorker,
 )
 from pipeline.core.events import Role
-from pipeline.core.fleet import Fleet, Worker
+from pipeline.core.fleet import Fleet
 from pipeline.core.memories import Memories
+from pipeline.core.modes import SHARED
 from pipeline.core.outbox import Outbox
+from pipeline.core.shifts import Shifts
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.tasks import Tasks
 from pipeline.core.versions import Versions
+from pipeline.core.worker import Worker
 
 
 class Crew:
@@ -39,11 +43,13 @@ class Crew:
         release: Callable[[Worker], None],
         go_back: Callable[[int], None],
     ) -> None:
-        self.fleet = Fleet(plan.replicas)
+        self.fleet = Fleet(plan.replicas, SHARED[plan.mode])
+        self.blocks = Blocks(self.fleet, plan.block_slots)
         self.versions = Versions()
         self.memories = Memories()
         self._plan, self._out, self._steps, self._tasks = plan, out, steps, tasks
         self._release, self._go_back = release, go_back
+        self.shifts = Shifts(self.fleet, self.blocks, self.versions, tasks, out, self._start_all)
         self.given_up: set[str] = set()
         self._num_starts = 0
 
@@ -243,9 +249,8 @@ class Crew:
             worker.dismiss("another rank of the training group has ended")
             self.fence(worker)
         self.fleet.place()
-        self._num_starts += 1
-        for worker in self.fleet.startable():
-            self._start(worker)
+        self.blocks.refresh()
+        self.shifts.start_due()
         if self._are_all_there and len(self.fleet.nodes) == len(self.memories):
             self._make_room()
 
@@ -262,6 +267,11 @@ class Crew:
             worker.dismiss(f"its slots are needed for {missing[0]}")
             self.fence(worker)
 
+    def _start_all(self, workers: list[Worker]) -> None:
+        self._num_starts += 1
+        for worker in workers:
+            self._start(worker)
+
     def _start(self, worker: Worker) -> None:
         version = self.versions.current
         worker.start(version, self._num_starts)
@@ -274,6 +284,7 @@ class Crew:
                 node=worker.node,
                 slots=worker.slots,
                 version=version,
+                is_shared=worker.is_shared,
             )
         )
         self._out.limit(f"worker:{worker.name}", "engine_start_s")

@@ -199,10 +199,12 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceAdmitted:
-    """The queue holds these new sequences of `step`, in submission order."""
+    """The queue holds these new sequences of `step`, in submission order. `num_prompt_tokens`: of each; empty: not
+    known."""
 
     step: int
     ids: tuple[str, ...]
+    num_prompt_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.core.events import Role
-from pipeline.core.fleet import Fleet, Worker, WorkerState
+from pipeline.core.fleet import Fleet
 from pipeline.core.sequences import Sequences
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.versions import Versions
+from pipeline.core.worker import Worker, WorkerState
 
 AWAKE = (WorkerState.READY, WorkerState.LOADING)
 """Workers that serve, or go on serving in a moment."""

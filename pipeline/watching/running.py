@@ -13,11 +13,11 @@ from pipeline.core import events as ev
 from pipeline.core.dag import StepProgress as Step
 from pipeline.core.decisions import Decision, Dispatch
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.fleet import Worker
 from pipeline.core.length_model import Ages, count_ages
 from pipeline.core.reports import QueueReport, ReplicaEnded, ReplicaReport, Report, SequencesEnded, StepProgress
 from pipeline.core.sequences import Sequence, SequenceState
 from pipeline.core.snapshot import Snapshot
+from pipeline.core.worker import Worker
 from pipeline.watching.hands import Hands
 from pipeline.watching.ports import AWAKE, Places, WatchedCore
 from pipeline.watching.progress import is_judged

@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.core.decisions import Decision, ShiftDown, ShiftUp
 from pipeline.core.events import Role
-from pipeline.core.fleet import Worker
 from pipeline.core.reports import BlockBound, BlockLost, Report, ShiftBegun, ShiftEnded
+from pipeline.core.worker import Worker
 from pipeline.wire_shift import Slept, WakeFailed, Woken
 
 Phases = dict[str, float]

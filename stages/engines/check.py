@@ -1,6 +1,6 @@
 """What every engine refuses, in the same words."""
 
-from stages.engines.base import Request
+from stages.engines.base import Engine, Request
 
 
 def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> None:
@@ -21,3 +21,22 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
         raise ValueError(f"request {request.id}: temperature is {request.temperature}, at least 0 is valid")
     if request.choices and request.regex:
         raise ValueError(f"request {request.id}: choices and regex exclude each other")
+
+
+def must_be_awake(engine: Engine) -> None:
+    if engine.is_asleep:
+        raise RuntimeError("the engine sleeps: it has neither weights nor caches")
+
+
+def must_be_asleep(engine: Engine) -> None:
+    if not engine.is_asleep:
+        raise RuntimeError("the engine is awake")
+
+
+def must_be_able_to_sleep(engine: Engine, can_sleep: bool) -> None:
+    must_be_awake(engine)
+    if not can_sleep:
+        raise RuntimeError("this engine was not started to sleep (can_sleep)")
+    if engine.has_unfinished():
+        counts = engine.counts()
+        raise RuntimeError(f"an engine cannot sleep under {counts.running + counts.waiting} unfinished requests")

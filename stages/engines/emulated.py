@@ -4,40 +4,28 @@ It keeps what matters to its callers: a KV budget and a batch limit, waiting and
 batch, aborts at token boundaries, weight versions that show in every logprob, and faults when told so.
 """
 
-import os
+import mmap
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.config import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.segment import EMULATED_NAME
 from pipeline.gps.store import Reader
+from pipeline.kill_points import kill_point
 from pipeline.simulator.cost import cost_model
 from pipeline.wire_shift import Probe
 from stages.engines import stream
-from stages.engines.base import EngineCounts, Output, Request
-from stages.engines.check import check_request
+from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.check import check_request, must_be_able_to_sleep, must_be_asleep, must_be_awake
+from stages.engines.faults import Fault, Faults
 from stages.weights.compare import differing
-
-
-class Fault(BaseModel):
-    """`raise`, `hang` or `die` (exit at once) in the engine's `step`, counted from 1; or `refuse` the update to
-    `version`. With `once`, the path of a marker file, it happens only to who creates that file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Literal["raise", "hang", "die", "refuse"]
-    step: int = 0
-    version: int = 0
-    once: str = ""
 
 
 class EmulatedOptions(BaseModel):
@@ -53,6 +41,9 @@ class EmulatedOptions(BaseModel):
     profile: str = "instant"  # of pipeline.simulator.cost
     step_s: float = 0.0  # added to every step
     time_scale: float = 1.0
+    holds_bytes: int = Field(default=0, ge=0)  # of memory, while it is awake
+    sleep_s: float = 0.0  # what a sleep takes
+    wake_s: float = 0.0
     faults: list[Fault] = []
 
 
@@ -84,13 +75,15 @@ class EmulatedEngine:
         *,
         structured: bool = True,
         trust_remote_code: bool = False,
+        can_sleep: bool = False,
     ) -> None:
         self._options = EmulatedOptions.model_validate(options.options)
         self._cost = cost_model(self._options.profile)
-        self._budget = options.kv_cache_bytes // self._options.kv_bytes_per_token
-        if self._budget < max_model_len:
+        self._faults = Faults(self._options.faults)
+        self.kv_tokens = options.kv_cache_bytes // self._options.kv_bytes_per_token
+        if self.kv_tokens < max_model_len:
             raise ValueError(
-                f"kv_cache_bytes {options.kv_cache_bytes} hold {self._budget} tokens of "
+                f"kv_cache_bytes {options.kv_cache_bytes} hold {self.kv_tokens} tokens of "
                 f"{self._options.kv_bytes_per_token} bytes each: not one sequence of {max_model_len}"
             )
         self._max_num_seqs = options.max_num_seqs
@@ -102,8 +95,14 @@ class EmulatedEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._num_requests = self._num_steps = self._num_tokens = 0
+        self._num_sleeps = self._num_wakes = 0
+        self._work = Work()
+        self._can_sleep = can_sleep
+        self.is_asleep = False
+        self._memory = _taken(self._options.holds_bytes)
 
     def add(self, request: Request) -> None:
+        must_be_awake(self)
         check_request(request, max_model_len=self._max_model_len, vocab_size=self._options.vocab_size)
         if any(sequence.request.id == request.id for sequence in (*self._running, *self._waiting)):
             raise ValueError(f"request {request.id} is already here")
@@ -117,16 +116,21 @@ class EmulatedEngine:
         self._waiting.append(_Sequence(request, seed, left, self._script(request)))
 
     def step(self) -> list[Output]:
+        must_be_awake(self)
         if not self.has_unfinished():
             return []
         self._num_steps += 1
-        self._fail_if_told()
+        self._faults.in_step(self._num_steps)
         self._preempt()
         prefill = self._admit()
-        time.sleep(self._step_seconds(prefill))
+        self._work = Work(batch=len(self._running), context=self._held_tokens(), prefill_tokens=prefill)
+        time.sleep(self._step_seconds(self._work))
         outputs = [self._advance(sequence) for sequence in self._running]
         self._running = [s for s, output in zip(self._running, outputs, strict=True) if not output.finish]
         return outputs
+
+    def work(self) -> Work:
+        return self._work
 
     def has_unfinished(self) -> bool:
         return bool(self._running or self._waiting)
@@ -141,22 +145,69 @@ class EmulatedEngine:
         return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
     def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+        must_be_awake(self)
         if self.has_unfinished() and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
-        if any(f.kind == "refuse" and f.version == reader.version and _is_mine(f) for f in self._options.faults):
+        self._must_fit(reader)
+        self._take(reader, probe)
+
+    def sleep(self) -> None:
+        must_be_able_to_sleep(self, self._can_sleep)
+        self._num_sleeps += 1
+        self._faults.in_shift("sleep", self._num_sleeps)
+        time.sleep(self._options.sleep_s)
+        kill_point("down.release")
+        if not self._faults.leaks(self._num_sleeps):
+            self._free()
+        self.is_asleep = True
+
+    def wake(self, reader: Reader, probe: Probe | None = None) -> dict[str, float]:
+        must_be_asleep(self)
+        started = time.monotonic()
+        self._must_fit(reader)
+        self._num_wakes += 1
+        self._faults.in_shift("wake", self._num_wakes)
+        if self._faults.refuses_to_wake(self._num_wakes):
+            raise RuntimeError(f"version {reader.version} does not wake it, as options.faults say")
+        kill_point("up.weights")
+        time.sleep(self._options.wake_s)
+        read = time.monotonic()
+        kill_point("up.cache")
+        self._memory = self._memory or _taken(self._options.holds_bytes)
+        self.is_asleep = False
+        self._take(reader, probe)
+        return {"read": read - started, "cache": time.monotonic() - read}
+
+    def counts(self) -> EngineCounts:
+        return EngineCounts(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            num_tokens=self._num_tokens,
+            held_tokens=self._held_tokens(),
+        )
+
+    def close(self) -> None:
+        self._free()
+
+    def _free(self) -> None:
+        if self._memory:
+            self._memory.close()
+            self._memory = None
+
+    def _must_fit(self, reader: Reader) -> None:
+        if self._faults.refuses(reader.version):
             raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
         if differences := differing(reader.entries, self._entries):
             raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+
+    def _take(self, reader: Reader, probe: Probe | None) -> None:
         self._content = stream.content_of(reader)
         self.version = reader.version
         if probe is not None:
             _check(probe, reader)
 
-    def counts(self) -> EngineCounts:
-        return EngineCounts(running=len(self._running), waiting=len(self._waiting), num_tokens=self._num_tokens)
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def _held_tokens(self) -> int:
+        return sum(sequence.context for sequence in self._running)
 
     def _script(self, request: Request) -> list[int]:
         if request.choices:
@@ -171,23 +222,22 @@ class EmulatedEngine:
 
     def _preempt(self) -> None:
         """The youngest give way when the running ones would outgrow the KV budget; they keep their tokens."""
-        while sum(s.context + 1 for s in self._running) > self._budget:
+        while sum(s.context + 1 for s in self._running) > self.kv_tokens:
             self._waiting.appendleft(self._running.pop())
 
     def _admit(self) -> int:
         used, prefill = sum(s.context + 1 for s in self._running), 0
         while self._waiting and len(self._running) < self._max_num_seqs:
             needed = self._waiting[0].context + 1
-            if used + needed > self._budget:
+            if used + needed > self.kv_tokens:
                 break
             used, prefill = used + needed, prefill + needed - 1
             self._running.append(self._waiting.popleft())
             self._running[-1].kv_version = self.version
         return prefill
 
-    def _step_seconds(self, prefill: int) -> float:
-        context = sum(s.context for s in self._running)
-        cost = self._cost.iteration_s(len(self._running), context) + prefill * self._cost.prefill_s
+    def _step_seconds(self, work: Work) -> float:
+        cost = self._cost.iteration_s(work.batch, work.context) + work.prefill_tokens * self._cost.prefill_s
         return cost * self._options.time_scale + self._options.step_s
 
     def _advance(self, sequence: _Sequence) -> Output:
@@ -211,25 +261,15 @@ class EmulatedEngine:
             id=request.id, version=self.version, kv_version=kept, tokens=[token], logprobs=logprobs, finish=finish
         )
 
-    def _fail_if_told(self) -> None:
-        for fault in self._options.faults:
-            if fault.step != self._num_steps or fault.kind == "refuse" or not _is_mine(fault):
-                continue
-            if fault.kind == "die":
-                os._exit(1)
-            if fault.kind == "hang":
-                threading.Event().wait()
-            raise RuntimeError(f"the engine fails in step {fault.step}, as options.faults say")
 
-
-def _is_mine(fault: Fault) -> bool:
-    if not fault.once:
-        return True
-    try:
-        Path(fault.once).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
+def _taken(num_bytes: int) -> mmap.mmap | None:
+    """Memory of this process alone, every page of it written to."""
+    if not num_bytes:
+        return None
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, num_bytes, mmap.PAGESIZE):
+        memory[at] = 1
+    return memory
 
 
 def _check(probe: Probe, reader: Reader) -> None:

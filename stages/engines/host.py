@@ -13,7 +13,8 @@ from typing import NoReturn, TypeVar
 
 from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
-from stages.engines.base import Engine, EngineCounts, Output, Request
+from stages.engines.base import Engine, EngineReport, Output, Request
+from stages.engines.speed import Speed
 from stages.engines.watchdog import Watchdog
 
 T = TypeVar("T")
@@ -21,17 +22,21 @@ COUNTS_EVERY_S = 0.25
 
 
 class EngineHost:
-    """`on_counts` hears of changed counts at most four times a second."""
+    """`on_counts` hears of changed counts, and of what was done since, at most four times a second."""
 
     def __init__(
-        self, engine: Engine, on_counts: Callable[[EngineCounts], None], watchdog: Watchdog | None = None
+        self, engine: Engine, on_counts: Callable[[EngineReport], None], watchdog: Watchdog | None = None
     ) -> None:
         self._engine = engine
         self._on_counts = on_counts
         self._watchdog = watchdog or Watchdog()
+        self.seconds: dict[str, float] = {}
+        """Of the last sleep (`release`) or wake (`read`, `cache`), for who hears of its end."""
         self._is_unfit = False
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outboxes: dict[str, queue.SimpleQueue[Output]] = {}
+        self._fresh: dict[str, int] = {}  # prompt tokens of requests without any token yet, also of an earlier engine
+        self._speed = Speed()
         self._counted = engine.counts()
         self._counted_at = time.monotonic()
 
@@ -69,6 +74,28 @@ class EngineHost:
 
         self._inbox.put(run)
 
+    def sleep(self, on_end: Callable[[Exception | None], None]) -> None:
+        """Give up the memory of weights and caches at the next token boundary. What runs is aborted before; while it
+        sleeps, all requests end with "abort". `on_end` hears of the end, or of the failure, on the engine's thread."""
+        self._inbox.put(lambda: on_end(self._sleep()))
+
+    def wake(
+        self,
+        read: Callable[[], Reader],
+        probe: Probe | None,
+        *,
+        wait_s: float,
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        """Take the memory again, with the version that `read` opens (which may wait for `wait_s`). `on_end` as in
+        `sleep`. After a failure, too, all requests end with "abort"."""
+
+        def run() -> None:
+            with self._watchdog.allowing(wait_s, "limits.publish_s"):
+                on_end(self._wake(read, probe))
+
+        self._inbox.put(run)
+
     def call(self, function: Callable[[Engine], T]) -> T:
         """Run `function` on the engine's thread, wait, return or raise what it does. Not from that thread."""
         reply: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -96,8 +123,14 @@ class EngineHost:
             self._drain()
             if self._engine.has_unfinished():
                 self._watchdog.feed()
-                self._route(self._engine.step())
+                self._step()
             self._report(time.monotonic())
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        outputs = self._engine.step()
+        self._route(outputs)
+        self._speed.step(time.monotonic() - started, self._engine.work())
 
     def _drain(self) -> None:
         if not self._engine.has_unfinished():
@@ -127,7 +160,7 @@ class EngineHost:
         counts = self._engine.counts()
         if counts != self._counted:
             self._counted, self._counted_at = counts, now
-            self._on_counts(counts)
+            self._on_counts(self._speed.take(counts))
 
     def _load(self, read: Callable[[], Reader], probe: Probe | None, keep_kv: bool) -> Exception | None:
         if not keep_kv:
@@ -139,13 +172,40 @@ class EngineHost:
             self._is_unfit = True
             self._route(self._engine.abort())
             return error
+        self.seconds: dict[str, float] = {}
+        """Of the last sleep (`release`) or wake (`read`, `cache`), for who hears of its end."""
         self._is_unfit = False
+        return None
+
+    def _sleep(self) -> Exception | None:
+        started = time.monotonic()
+        self._watchdog.feed()
+        self._route(self._engine.abort())
+        try:
+            self._engine.sleep()
+        except Exception as error:
+            self._is_unfit = True
+            return error
+        self.seconds = {"release": time.monotonic() - started}
+        return None
+
+    def _wake(self, read: Callable[[], Reader], probe: Probe | None) -> Exception | None:
+        started = time.monotonic()
+        try:
+            with read() as reader:
+                opened = time.monotonic()
+                seconds = self._engine.wake(reader, probe)
+        except Exception as error:
+            self._is_unfit = True
+            return error
+        self._is_unfit = False
+        self.seconds = seconds | {"read": opened - started + seconds["read"]}
         return None
 
     def _add(self, requests: list[Request], outbox: "queue.SimpleQueue[Output]") -> None:
         version = self._engine.version
         for request in requests:
-            if self._is_unfit:
+            if self._is_unfit or self._engine.is_asleep:
                 outbox.put(Output(id=request.id, version=version, finish="abort"))
                 continue
             try:
@@ -157,8 +217,13 @@ class EngineHost:
                 outbox.put(Output(id=request.id, version=version, finish="error"))
             else:
                 self._outboxes[request.id] = outbox
+                if not request.num_kept:
+                    self._fresh[request.id] = len(request.prompt_ids)
 
     def _route(self, outputs: list[Output]) -> None:
         for output in outputs:
+            num_tokens = self._fresh.pop(output.id, 0) if output.tokens or output.finish else 0
+            if num_tokens and output.tokens:
+                self._speed.start(num_tokens, output.num_cached)
             outbox = self._outboxes.pop(output.id) if output.finish else self._outboxes[output.id]
             outbox.put(output)

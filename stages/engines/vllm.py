@@ -4,6 +4,7 @@ Tokens go in and out as ids. After each `step` vLLM is at a token boundary (noth
 that it made have been returned: an abort loses nothing.
 """
 
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -19,8 +20,9 @@ from pipeline.config import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
-from stages.engines.base import EngineCounts, Output, Request
-from stages.engines.check import check_request
+from stages.engines import counters
+from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.check import check_request, must_be_able_to_sleep, must_be_asleep, must_be_awake
 from stages.engines.vllm_extension import (
     LOAD_FORMAT,
     Weights,
@@ -29,8 +31,10 @@ from stages.engines.vllm_extension import (
     prepare_cpu,
     reload_weights,
     remove_rendezvous_file,
-    request_counts,
+    scheduler_of,
 )
+from stages.engines.vllm_memory import CpuMemory, CudaMemory, Memory
+from stages.engines.vllm_scheduler import TellingScheduler
 from stages.weights.compare import differing
 from stages.weights.tensors import views
 
@@ -43,6 +47,7 @@ class VllmEngine:
 
     `model_path`: the folder of config.json and, if `structured`, the tokenizer; its weight files are not read.
     `structured`: whether requests may have `choices` or `regex`. `seed`: of requests without one of their own.
+    `can_sleep`: on CUDA, its memory comes from another allocator then.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class VllmEngine:
         *,
         structured: bool = False,
         trust_remote_code: bool = False,
+        can_sleep: bool = False,
     ) -> None:
         on_cpu = current_platform.is_cpu()
         if on_cpu:
@@ -76,7 +82,11 @@ class VllmEngine:
             "generation_config": "vllm",  # sampling comes from the request alone, never from the model's folder
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
             "async_scheduling": False,  # else a step's tokens are still in flight when it returns
+            "scheduler_cls": TellingScheduler,
+            # A prompt that is cut between two steps has its generator turned back, which a CPU's cannot be.
+            "enable_chunked_prefill": False if on_cpu else None,
             "enforce_eager": on_cpu,
+            "enable_sleep_mode": can_sleep and not on_cpu,
             "disable_log_stats": True,
             **options.options,
         }
@@ -94,9 +104,16 @@ class VllmEngine:
         self._unfinished: dict[str, str] = {}  # and what vLLM calls them
         self._kept: dict[str, int] = {}  # whose caches are older than the weights, and how old they may be
         self._num_tokens = 0
+        self._work = Work()
+        self._can_sleep = can_sleep
+        self._memory: Memory = CpuMemory(self._llm) if on_cpu else CudaMemory(self._llm)
+        self.is_asleep = False
+        cache = self._llm.vllm_config.cache_config
+        self.kv_tokens = (cache.num_gpu_blocks - 1) * cache.block_size  # vLLM keeps one block for nothing
         self.version = reader.version
 
     def add(self, request: Request) -> None:
+        must_be_awake(self)
         check_request(request, max_model_len=self._max_model_len, vocab_size=self._vocab_size)
         if request.id in self._unfinished:
             raise ValueError(f"request {request.id} is already here")
@@ -121,6 +138,7 @@ class VllmEngine:
         self._unfinished[request.id] = name
 
     def step(self) -> list[Output]:
+        must_be_awake(self)
         if not self._unfinished:
             return []
         outputs = [self._output(made) for made in self._llm.step()]
@@ -128,7 +146,12 @@ class VllmEngine:
             self._num_tokens += len(output.tokens)
             if output.finish:
                 self._forget([output.id])
+        scheduler = scheduler_of(self._llm)
+        self._work = Work(batch=len(outputs), context=scheduler.context, prefill_tokens=scheduler.prefill_tokens)
         return outputs
+
+    def work(self) -> Work:
+        return self._work
 
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
@@ -140,14 +163,12 @@ class VllmEngine:
         return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
     def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+        must_be_awake(self)
         if self._unfinished and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._unfinished)} unfinished requests")
         if self._unfinished and self._caches_prefixes:
             raise RuntimeError("caches cannot be kept beside a prefix cache: it would hand them to new requests")
-        weights = views(reader)
-        table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
-        if differences := differing(table, self._table):
-            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+        self._must_fit(reader)
         self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader).items(),))
         if not self._unfinished:
             self.drop_caches()
@@ -160,6 +181,26 @@ class VllmEngine:
             else:
                 self._kept.pop(id, None)
 
+    def sleep(self) -> None:
+        must_be_able_to_sleep(self, self._can_sleep)
+        self.drop_caches()
+        with counters.shift():
+            self._memory.release()
+        self.is_asleep = True
+
+    def wake(self, reader: Reader, probe: Probe | None = None) -> dict[str, float]:
+        must_be_asleep(self)
+        started = time.monotonic()
+        self._must_fit(reader)
+        with counters.shift():
+            self._memory.take_weights(self.weights_of(reader))
+            read = time.monotonic()
+            self._memory.take_caches()
+        self.is_asleep, self.version = False, reader.version
+        if probe is not None:
+            self._check(probe)
+        return {"read": read - started, "cache": time.monotonic() - read}
+
     def weights_of(self, reader: Reader) -> Weights:
         """The tensors that go into the model: a seam, by which tests leave one out."""
         return views(reader)
@@ -170,12 +211,19 @@ class VllmEngine:
             raise RuntimeError("the prefix cache could not be reset: some of its blocks are still in use")
 
     def counts(self) -> EngineCounts:
-        running, waiting = request_counts(self._llm)
-        return EngineCounts(running=running, waiting=waiting, num_tokens=self._num_tokens)
+        scheduler = scheduler_of(self._llm)
+        running, waiting = scheduler.get_request_counts()
+        held = scheduler.held_tokens
+        return EngineCounts(running=running, waiting=waiting, num_tokens=self._num_tokens, held_tokens=held)
 
     def close(self) -> None:
         """Free the engine. A process has one: this also ends what engines of a process share."""
         self._llm.engine_core.shutdown()
+
+    def _must_fit(self, reader: Reader) -> None:
+        table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in views(reader).items()}
+        if differences := differing(table, self._table):
+            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
 
     def _check(self, probe: Probe) -> None:
         """The trainer's greedy token must be, within the tolerance, a most likely one with the trainer's logprob."""
@@ -211,6 +259,7 @@ class VllmEngine:
             tokens=tokens,
             logprobs=logprobs,
             finish=new.finish_reason or "",
+            num_cached=made.num_cached_tokens or 0,
         )
 
     def _forget(self, ids: Sequence[str]) -> None:

@@ -24,6 +24,8 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.worker_base import WorkerBase
 
+from stages.engines.vllm_scheduler import TellingScheduler
+
 LOAD_FORMAT = "gps"
 
 Weights = dict[str, torch.Tensor]
@@ -94,15 +96,14 @@ def remove_rendezvous_file() -> None:
         Path(tempfile.gettempdir(), name).unlink(missing_ok=True)
 
 
-def request_counts(llm: LLMEngine) -> tuple[int, int]:
-    """Requests running and waiting in an engine that lives in this process."""
-    running, waiting = llm.engine_core.engine_core.scheduler.get_request_counts()
-    return running, waiting
+def scheduler_of(llm: LLMEngine) -> TellingScheduler:
+    """Of an engine that lives in this process."""
+    return llm.engine_core.engine_core.scheduler  # type: ignore[no-any-return]
 
 
 def has_cache(llm: LLMEngine, name: str) -> bool:
     """Whether anything of this request (by vLLM's own name) is computed; what waits or was preempted has nothing."""
-    return llm.engine_core.engine_core.scheduler.requests[name].num_computed_tokens > 0
+    return scheduler_of(llm).requests[name].num_computed_tokens > 0
 
 
 @contextmanager
@@ -113,7 +114,7 @@ def alone(llm: LLMEngine, num_requests: int) -> Iterator[Callable[[], None]]:
     are no places left, the youngest lose theirs (and are computed again); the function that is given does the same for
     one more, for callers whose requests do not get ahead for want of memory.
     """
-    scheduler = llm.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     running, waiting = scheduler.running, scheduler.waiting
 
     def make_room() -> None:

@@ -11,6 +11,8 @@ from pipeline.gps.store import Writer
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
 
+ASLEEP = "the trainer sleeps: wake it before anything but a save"
+
 
 class Trainer(Protocol):
     version: int
@@ -32,10 +34,11 @@ class Trainer(Protocol):
 
     def sleep(self) -> None:
         """Give up the memory of its slots: weights, optimizer state and reference go to the host's, gradients are
-        dropped. The process and its communicators stay. Needs no other rank."""
+        dropped. The process and its communicators stay. Needs no other rank. Afterwards only `save` and `wake` may be
+        called: all else raises StageFailed. After an error it is awake and unchanged."""
 
     def wake(self) -> None:
-        """The inverse, bit for bit. Needs no other rank."""
+        """The inverse, bit for bit. Needs no other rank. After an error it is of no use."""
 
     def load(self, path: str) -> None:
         """Continue from a complete checkpoint: weights, optimizer, random state, version. Any number of ranks of any

@@ -5,7 +5,7 @@ Canonical means: the names of the model's own checkpoint files, as the GPS holds
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,11 +62,13 @@ def build(model: Model, tensors: Mapping[str, Tensor], *, trust_remote_code: boo
     return built.eval()
 
 
-def canonical_tensors(model: Module, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+def canonical_tensors(
+    model: Module, names: Collection[str], gather: Callable[[Tensor], Tensor] = whole
+) -> Iterator[tuple[str, Tensor]]:
     """The model's tensors under canonical names, of those in `names` (a tied head may be in or out): views, or what was
     gathered of one that is cut up over the ranks (then collective), one after the other."""
     for name, tensor in model.state_dict().items():
-        yield from (found for found in canonical({name: whole(tensor)}).items() if found[0] in names)
+        yield from (found for found in canonical({name: gather(tensor)}).items() if found[0] in names)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

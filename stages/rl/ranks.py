@@ -9,6 +9,7 @@ group's limit.
 """
 
 import datetime
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,7 +18,9 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -69,33 +72,59 @@ class Ranks:
 
 
 def distribute(model: Module, config: Config, accelerator: Accelerator, *, is_trained: bool = True) -> Module:
-    """The model as it is called to train it, or only to look at it; on the accelerator's device, in its precision.
+    """The model as it is called to look at it; on the accelerator's device, in its precision.
 
     `model` itself holds the parameters: take them, for an optimizer, after this. Called without gradients it needs
     no other rank, unless it is cut up.
     """
-    strategy = config.trainer.strategy
+    is_cut_up = config.trainer.strategy == "fsdp2"
     if not is_trained:
         model.requires_grad_(False)
-    if strategy == "fsdp2":
+    if is_cut_up:
         _cut_up(model)
     prepared: Module = accelerator.prepare_model(
         model,
-        device_placement=False if strategy == "fsdp2" else None,
-        evaluation_mode=not (strategy == "ddp" and is_trained),  # else accelerate puts DDP around it
+        device_placement=False if is_cut_up else None,
+        evaluation_mode=True,  # else accelerate puts DDP around it
     )
-    if isinstance(prepared, DistributedDataParallel) and config.is_strict:
-        prepared.register_comm_hook(None, _average_in_order)
     return prepared
 
 
-def _average_in_order(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The mean over the ranks, added up in their order.
+class Buckets:
+    """What DDP adds up gradients in: as much memory as they have, of use within one pass alone. Only its own hook is
+    ever shown them, so they are known from there."""
+
+    def __init__(self, *, in_order: bool) -> None:
+        self.in_order = in_order
+        self.known: dict[int, weakref.ref[Tensor]] = {}
+
+    def tensors(self) -> list[Tensor]:
+        """Those that are there: DDP lets the first ones go when it fills them anew."""
+        return [tensor for ref in self.known.values() if (tensor := ref()) is not None]
+
+
+def averaging(model: Module, config: Config, buckets: Buckets) -> Module:
+    """The distributed model as it is called to train it: under DDP gradients are averaged after a pass. Made at the
+    first update: what was never seen in a pass, `buckets` do not know."""
+    if config.trainer.strategy != "ddp" or not dist.is_initialized():
+        return model
+    device = next(model.parameters()).device
+    wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    wrapped.register_comm_hook(buckets, _average)
+    return wrapped
+
+
+def _average(buckets: Buckets, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The mean over the ranks; `in_order` adds them up in their order.
 
     By itself DDP adds in an order that depends on an element's place in its bucket, and it fills the buckets anew
     after a process's first update: with three ranks a resumed run would differ in the last bits. Costs bandwidth.
     """
     mine = bucket.buffer()
+    buckets.known[bucket.index()] = weakref.ref(mine)
+    if not buckets.in_order:
+        future: torch.futures.Future[Tensor] = allreduce_hook(dist.group.WORLD, bucket)
+        return future
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
     mean: torch.futures.Future[Tensor] = torch.futures.Future(devices=[mine.device] if mine.is_cuda else [])
@@ -114,6 +143,14 @@ def _cut_up(model: Module) -> None:
         raise RuntimeError(f"fully_shard left {', '.join(left[:4])} whole")
 
 
+def cut_again(model: Module) -> None:
+    """Let go of what a pass without gradients has gathered and kept. Not collective, but each rank does it after the
+    same passes: who has let go gathers in the next one, and the others must, too."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def syncing(policy: Module, is_last: bool) -> AbstractContextManager[None]:
     """Around a pass of an update. DDP averages gradients with the last one; sharded ones are averaged with each, or
     every rank would hold all of them. Not collective."""
@@ -126,6 +163,22 @@ def syncing(policy: Module, is_last: bool) -> AbstractContextManager[None]:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be cut up over the ranks; collective if it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is here. Not collective."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def whole_on_host(tensor: Tensor, part: Tensor) -> Tensor:
+    """All of a tensor in host memory, from `part`, the rank's part of it there; collective, over gloo, if it is cut up.
+    The other ranks may hold theirs anywhere."""
+    if not isinstance(tensor, DTensor):
+        return part
+    mesh, shape, stride = tensor.device_mesh, tensor.shape, tensor.stride()
+    if mesh.device_type != "cpu":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return DTensor.from_local(part, mesh, tensor.placements, shape=shape, stride=stride).full_tensor()
 
 
 def like(parameter: Tensor, tensor: Tensor) -> Tensor:

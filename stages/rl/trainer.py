@@ -11,6 +11,8 @@ Shape suffixes: B rows of a micro-batch, L padded length, T response tokens, V v
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,14 +29,16 @@ from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
 from stages.rl.advantages import batch_advantages
+from stages.rl.base import ASLEEP
 from stages.rl.batch import MicroBatch, Pass, Sample, pack, plan_passes, split_groups, to_sample
 from stages.rl.correction import Correction
 from stages.rl.losses import kl_loss, token_logprobs
 from stages.rl.metrics import batch_metrics, finite
+from stages.rl.offload import Offload
 from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
-from stages.rl.ranks import Ranks, distribute, restore, syncing, whole
+from stages.rl.ranks import Buckets, Ranks, averaging, cut_again, distribute, restore, syncing, whole, whole_on_host
 from stages.rl.staleness import require_bounded
-from stages.rl.state import image, optimizer_tensors, restore_optimizer
+from stages.rl.state import Named, held_moments, image, optimizer_tensors, restore_optimizer
 from stages.rl.tally import Mismatch, Tally, update_metrics
 from stages.weights.tensors import publish, views
 
@@ -48,10 +52,17 @@ class HfTrainer:
     """Starts as the base model, version 0: from `reader` if given, else from the model's folder (the same bytes).
 
     `load` continues from a checkpoint. The reference of the KL term, if there is one, is always the base model.
-    Where `ranks` are several, all of them call everything here, in the same order.
+    Where `ranks` are several, all of them call everything here, in the same order. While it sleeps its state is in the
+    host's memory, on a CPU in files whose names begin with `offload_to` (see stages.rl.offload).
     """
 
-    def __init__(self, config: Config, reader: Reader | None = None, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        reader: Reader | None = None,
+        ranks: Ranks | None = None,
+        offload_to: Path | None = None,
+    ) -> None:
         if reader is not None and reader.version != 0:
             raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
         self._config = config
@@ -65,7 +76,9 @@ class HfTrainer:
         self._names = frozenset(base)
         trainer = config.trainer
         self.model = self._build(base)
-        self._policy = distribute(self.model, config, self._accelerator)
+        distribute(self.model, config, self._accelerator)
+        self._buckets = Buckets(in_order=config.is_strict)
+        self._policy: Module | None = None
         self.reference: Module | None = None
         self._base_sha256 = ""
         if config.algorithm.kl.coef > 0:
@@ -74,6 +87,7 @@ class HfTrainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=trainer.lr, betas=trainer.betas, weight_decay=trainer.weight_decay
         )
+        self.offload = Offload(self._accelerator.device, offload_to)
         self.version = 0
         self._nonfinite_in_a_row = 0
         self._unfinished_step: int | None = None
@@ -101,6 +115,7 @@ class HfTrainer:
         starts = [self._look_at(part, mismatch) for part in parts[1:]]
         tallies = [self._update(part, mismatch, None) for part in parts[:1]]
         tallies += [self._update(part, None, start) for part, start in zip(parts[1:], starts, strict=True)]
+        self._cut_again()
         mismatch.share(self._ranks)
         metrics = batch_metrics(rows, advantages, self.version) | mismatch.metrics() | update_metrics(tallies)
         self._unfinished_step = None
@@ -119,11 +134,13 @@ class HfTrainer:
         changes anything. `start`: the logprobs at the step's start, of each micro-batch; without it the present
         weights are those.
         """
+        if self._policy is None:
+            self._policy = averaging(self.model, self._config, self._buckets)
         tally = Tally(num_tokens=sum(len(sample.tokens) for sample in samples))
         last = len(self._plan(samples)) - 1
         for i, micro in enumerate(self._micro_batches(samples)):
             with syncing(self._policy, is_last=i == last):
-                loss_T = self._loss(micro, tally, mismatch, None if start is None else start[i])
+                loss_T = self._loss(self._policy, micro, tally, mismatch, None if start is None else start[i])
                 weight = 0 if micro.is_idle else self._ranks.num_ranks  # the ranks' gradients are averaged
                 self._accelerator.backward(loss_T.sum() * weight / tally.num_tokens)
         tally.share(self._ranks)
@@ -137,6 +154,7 @@ class HfTrainer:
         with torch.no_grad():
             ids_PL = torch.from_numpy(prompts_PL).to(self._accelerator.device)
             logits_PV = self.model(input_ids=ids_PL, use_cache=False).logits[:, -1].float()
+        self._cut_again()
         best = torch.log_softmax(logits_PV, dim=-1).topk(2)
         lead_P = best.values[:, 0] - best.values[:, 1]
         chosen = sorted(lead_P.topk(_PROBE_PROMPTS).indices.tolist())
@@ -156,7 +174,7 @@ class HfTrainer:
         publish(self.model.state_dict(), writer, whole)
 
     def save(self, uri: str) -> str:
-        self._require_whole()
+        self._require_ended()
         store, files = CheckpointStore(uri), self._files()
         try:
             return store.save(self.version, files) if self._ranks.is_first else store.path(self.version)
@@ -164,9 +182,25 @@ class HfTrainer:
             if self._config.trainer.strategy == "fsdp2":
                 for _ in files:  # the other ranks gather all of it, whatever the store did with it
                     pass
+            if self.offload.is_holding:
+                self.offload.trim()
+
+    def sleep(self) -> None:
+        self._require_awake()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._cut_again()
+        held = [tensor for model in self._models for tensor in (*model.parameters(), *model.buffers())]
+        moments, to_come_bytes = held_moments(self.optimizer)
+        self.offload.take([*held, *moments], self._buckets.tensors(), to_come_bytes)
+
+    def wake(self) -> None:
+        if not self.offload.is_holding:
+            raise StageFailed("the trainer is awake")
+        self.offload.give_back()
 
     def load(self, path: str) -> None:
         """Raises RunError where the checkpoint is damaged, or made with another base model as KL reference."""
+        self._require_awake()
         checkpoint = Checkpoint(path)
         state = checkpoint.read_json("trainer/trainer.json")
         if state["base_sha256"] != self._base_sha256:
@@ -188,7 +222,24 @@ class HfTrainer:
     def _build(self, tensors: Mapping[str, Tensor]) -> Module:
         return build(self._spec, tensors, trust_remote_code=self._config.model.trust_remote_code)
 
+    @property
+    def _models(self) -> list[Module]:
+        return [self.model] if self.reference is None else [self.model, self.reference]
+
+    def _cut_again(self) -> None:
+        """After each stage task, slept or not: ranks that sleep alone stay in step with the others."""
+        for model in self._models:
+            cut_again(model)
+
+    def _require_awake(self) -> None:
+        if self.offload.is_holding:
+            raise StageFailed(ASLEEP)
+
     def _require_whole(self) -> None:
+        self._require_awake()
+        self._require_ended()
+
+    def _require_ended(self) -> None:
         """A step that raised half-way left weights of no version: they are never served, saved or trained on."""
         if self._unfinished_step is not None:
             raise StageFailed(f"step {self._unfinished_step} was begun and not ended: load a checkpoint first")
@@ -203,11 +254,13 @@ class HfTrainer:
         for rows, is_idle in self._plan(samples):
             yield pack([samples[i] for i in rows], self._accelerator.device, is_idle=is_idle)
 
-    def _loss(self, micro: MicroBatch, tally: Tally, mismatch: Mismatch | None, start_T: Tensor | None) -> Tensor:
+    def _loss(
+        self, policy: Module, micro: MicroBatch, tally: Tally, mismatch: Mismatch | None, start_T: Tensor | None
+    ) -> Tensor:
         """loss_T. What it consists of is added to the tally and to the mismatch, if it counts."""
         kl = self._config.algorithm.kl
         tally, mismatch = (Tally(0), None) if micro.is_idle else (tally, mismatch)
-        logprobs_T, entropy_T = self._logprobs(self._policy, micro)
+        logprobs_T, entropy_T = self._logprobs(policy, micro)
         start_T = logprobs_T.detach() if start_T is None else start_T
         terms = self._correction.terms(logprobs_T, start_T, micro.behaviour_T, micro.advantages_T)
         loss_T = terms.loss_T
@@ -268,8 +321,8 @@ class HfTrainer:
         yield "model/model.safetensors", self._weights(_DTYPES[self._spec.dtype])
         if self._spec.dtype != "float32":
             yield "trainer/master.safetensors", self._weights(torch.float32)
-        moments = optimizer_tensors(self.model, self.optimizer)
-        yield "trainer/optimizer.safetensors", image(moments, torch.float32, is_kept=self._ranks.is_first)
+        moments = partial(optimizer_tensors, self.model, self.optimizer)
+        yield "trainer/optimizer.safetensors", self._image(moments, torch.float32)
         state = {
             "version": self.version,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -280,4 +333,11 @@ class HfTrainer:
         yield "state.json", json.dumps(about, indent=1).encode()
 
     def _weights(self, dtype: torch.dtype) -> bytes:
-        return image(canonical_tensors(self.model, self._names), dtype, is_kept=self._ranks.is_first)
+        return self._image(partial(canonical_tensors, self.model, self._names), dtype)
+
+    def _image(self, named: Named, dtype: torch.dtype) -> bytes:
+        return image(named, self._on_host, dtype, is_kept=self._ranks.is_first)
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        """All of a tensor, in host memory: a save is the same asleep and awake, also where only some ranks sleep."""
+        return whole_on_host(tensor, self.offload.on_host(tensor))

@@ -14,9 +14,10 @@ from pipeline.journal import Journal
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.simulator.choice import choice_of
 from tests.cli.conftest import CHECKOUT, Pivot
+from tests.fakes.plan import Odds, make_plan
 from tests.fakes.watched import Run as Watched
 from tests.fakes.watched import foretell, live_through
-from tests.fakes.world import Odds, World, make_plan
+from tests.fakes.world import World
 from tests.simulator.test_calibrate import write_run
 from tests.simulator.test_forecast import config
 

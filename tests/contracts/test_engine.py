@@ -1,112 +1,13 @@
-"""What every engine promises. One suite, run on each implementation."""
+"""What every engine promises. One suite, run on each implementation; sleep and wake are in test_engine_sleep.py."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
-import safetensors.numpy
 
 from pipeline.core.errors import UpdateRefused
-from pipeline.gps.store import Reader
-from pipeline.wire_shift import Probe
-from stages.engines.base import Engine, Request
-from stages.engines.stream import greedy_answer
-from tests.engines.tiny import MAX_MODEL_LEN, VOCAB_SIZE, Rig, collect, drain, load_vllm, make_model, run
-
-MAX_NUM_SEQS = 4
-NO_STOP: tuple[int, ...] = ()
-
-
-@dataclass
-class Case:
-    """An engine under test; `rig` makes weights for it. Tests leave it without requests, at any version."""
-
-    engine: Engine
-    rig: Rig
-    unfit: Rig
-
-    def update(self) -> int:
-        """Other weights, loaded."""
-        version = self.new_version()
-        with self.rig.read() as reader:
-            self.engine.load(reader)
-        return version
-
-    def new_version(self) -> int:
-        number = self.rig.store.current() + 1
-        with self.rig.store.write(number, 1) as writer:
-            for name, entry in writer.entries.items():
-                values = np.frombuffer(writer.buffer, np.float32, entry.nbytes // 4, entry.offset)
-                values[:] = np.random.default_rng(number).normal(name.endswith("norm.weight"), 0.2, values.size)
-        self.rig.store.seal(number)
-        return number
-
-    def probe(self) -> Probe:
-        """What a trainer with the visible weights would ask."""
-        with self.rig.read() as reader:
-            return self._probe(reader)
-
-    def _probe(self, reader: Reader) -> Probe:
-        if self.rig.folder == "emulated":
-            token, logprob = greedy_answer(reader)
-            return Probe(prompts=[[0]], tokens=[token], logprobs=[logprob], tolerance=0.0)
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        from stages.weights.tensors import views
-
-        model = AutoModelForCausalLM.from_pretrained(self.rig.folder)
-        model.load_state_dict(views(reader))
-        prompts = [[5, 6, 7], [200, 3]]
-        with torch.no_grad():
-            best = [model(torch.tensor([p])).logits[0, -1].log_softmax(-1).max(-1) for p in prompts]
-        return Probe(
-            prompts=prompts,
-            tokens=[int(b.indices) for b in best],
-            logprobs=[float(b.values) for b in best],
-            tolerance=1e-4,
-        )
-
-
-@pytest.fixture(scope="module", params=["emulated", pytest.param("vllm", marks=pytest.mark.vllm)])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    folder = tmp_path_factory.mktemp("models")
-    if request.param == "emulated":
-        from stages.engines.emulated import EmulatedEngine
-
-        rig = Rig.create("emulated")
-        engine = rig.start(EmulatedEngine, structured=True, max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=False)
-        unfit = {"weight": np.zeros((2, 512), np.float32)}
-    else:
-        load_vllm(folder / "cache")
-        from stages.engines.vllm import VllmEngine
-
-        make_model("dense", folder / "dense")
-        rig = Rig.create(folder / "dense")
-        engine = rig.start(VllmEngine, structured=True, max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=False)
-        unfit = safetensors.numpy.load_file(folder / "dense/model.safetensors")
-        del unfit["lm_head.weight"]
-        unfit["model.norm.weight"] = np.zeros(32, np.float32)
-        unfit["model.extra.weight"] = np.zeros(32, np.float32)
-    (folder / "unfit").mkdir()
-    safetensors.numpy.save_file(unfit, folder / "unfit/model.safetensors")
-    other = Rig.create(folder / "unfit")
-    yield Case(engine, rig, other)
-    rig.close()
-    other.close()
-
-
-@pytest.fixture
-def engine(case: Case) -> Iterator[Engine]:
-    assert not case.engine.has_unfinished()
-    yield case.engine
-    case.engine.abort()
-
-
-def a_request(id: str = "a", **changes: object) -> Request:
-    return replace(Request(id=id, prompt_ids=[1, 70, 71, 72], max_tokens=12, seed=7), **changes)
+from stages.engines.base import Engine
+from tests.contracts.engine_case import MAX_NUM_SEQS, Case, a_request
+from tests.engines.tiny import MAX_MODEL_LEN, VOCAB_SIZE, collect, drain, run
 
 
 def test_tokens_stream_as_deltas_up_to_the_limit(engine: Engine) -> None:
@@ -151,7 +52,7 @@ def test_nothing_but_the_stop_ids_stops_it(case: Case, engine: Engine) -> None:
     """Not even the model's own end token, which comes up among 1,600 random ones."""
     said = run(engine, [a_request(f"r{n}", seed=n, max_tokens=400, temperature=2.0) for n in range(4)])
     assert {(len(o.tokens), o.finish) for o in said.values()} == {(400, "length")}
-    if case.rig.folder != "emulated":
+    if not case.is_emulated:
         assert any(2 in o.tokens for o in said.values())
 
 
@@ -256,7 +157,7 @@ def test_choices_and_nothing_else(engine: Engine) -> None:
 
 def test_a_regex_is_matched_or_refused(case: Case, engine: Engine) -> None:
     asked = a_request(regex=r"[a-z]{3,9}\nVerdict: (yes|no)", max_tokens=40, stop_ids=(2,))
-    if case.rig.folder == "emulated":  # it does not make texts up to fit
+    if case.is_emulated:  # it does not make texts up to fit
         with pytest.raises(ValueError, match="says nothing that fits"):
             engine.add(asked)
         return
@@ -315,7 +216,7 @@ def test_weights_change_under_requests_that_keep_their_caches(case: Case, engine
         assert ages == {None} or (ages == {before} and was_running)
         num_kept += ages == {before}
     # vLLM has no place for the probe's two prompts beside a full batch: two begin anew.
-    assert num_kept == MAX_NUM_SEQS - (2 if has_probe and case.rig.folder != "emulated" else 0)
+    assert num_kept == MAX_NUM_SEQS - (2 if has_probe and not case.is_emulated else 0)
     assert run(engine, [a_request()])["a"].kv_version is None
 
 
@@ -324,7 +225,7 @@ def test_an_update_that_does_not_fit_is_refused_and_the_old_version_serves_on(ca
     with case.unfit.read() as reader, pytest.raises(UpdateRefused, match="does not fit the engine") as refused:
         engine.load(reader)
     assert "weight" in str(refused.value)
-    if case.rig.folder != "emulated":
+    if not case.is_emulated:
         assert all(
             part in str(refused.value)
             for part in ("lm_head.weight is missing", "model.extra.weight is unknown", "model.norm.weight is ((32,)")

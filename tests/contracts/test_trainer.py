@@ -244,3 +244,73 @@ def test_a_batch_of_nothing_is_a_step_too(make):
     assert trainer.version == 1
     if not isinstance(trainer, EmulatedTrainer):
         assert trainer.probe() == before
+
+
+# --- asleep ---------------------------------------------------------------------------------------------------------
+
+
+def ended(trainer: Trainer, folder) -> dict[str, dict]:
+    """Names, sizes and hashes of all that it saves."""
+    return Checkpoint(trainer.save(str(folder))).files
+
+
+def test_r21_a_trainer_that_slept_trains_on_bit_for_bit(make, tmp_path):
+    """Before the first step, when there are no moments yet, and between steps; also one that saved asleep."""
+    straight, rested = make(), make()
+    for step in (1, 2, 3):
+        rested.sleep()
+        if step == 2:
+            rested.save(str(tmp_path / "meanwhile"))
+        rested.wake()
+        assert rested.train(make_rows(step), step) == straight.train(make_rows(step), step)
+    assert rested.probe() == straight.probe()
+    assert ended(rested, tmp_path / "rested") == ended(straight, tmp_path / "straight")
+
+
+def test_a_checkpoint_saved_asleep_is_the_one_saved_awake(config, make, tmp_path):
+    trainer = make()
+    for step in (0, 1):
+        if step:
+            trainer.train(make_rows(step), step)
+        awake = ended(trainer, tmp_path / "awake")
+        trainer.sleep()
+        assert ended(trainer, tmp_path / "asleep") == awake
+        assert trainer.save(str(tmp_path / "asleep")) == str(tmp_path / "asleep" / f"step_{step}")
+        trainer.wake()
+        assert ended(trainer, tmp_path / "woken") == awake
+    again = make()
+    again.load(str(tmp_path / "asleep" / "step_1"))
+    assert again.train(make_rows(2), 2) == trainer.train(make_rows(2), 2)
+
+
+def test_a_loaded_trainer_sleeps_and_wakes_too(make, tmp_path):
+    first = make()
+    first.train(make_rows(1), 1)
+    loaded = make()
+    loaded.load(first.save(str(tmp_path / "first")))
+    loaded.sleep()
+    loaded.wake()
+    assert loaded.train(make_rows(2), 2) == first.train(make_rows(2), 2)
+    assert ended(loaded, tmp_path / "loaded") == ended(first, tmp_path / "straight")
+
+
+def test_a_sleeping_trainer_saves_and_wakes_and_nothing_else(make, store, tmp_path):
+    trainer = make()
+    trainer.train(make_rows(1), 1)
+    path, before = trainer.save(str(tmp_path)), trainer.probe()
+    with pytest.raises(StageFailed, match="awake"):
+        trainer.wake()
+    trainer.sleep()
+    for use in (
+        lambda: trainer.train(make_rows(2), 2),
+        trainer.probe,
+        trainer.sleep,
+        lambda: trainer.load(path),
+        lambda: trainer.publish(None),
+    ):
+        with pytest.raises(StageFailed, match="sleeps"):
+            use()
+    assert trainer.version == 1
+    trainer.wake()
+    assert trainer.probe() == before
+    publish(trainer, store)

@@ -1,5 +1,7 @@
 """What the emulated engine promises beyond the contract: everything it says is a pure function."""
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -159,6 +161,89 @@ def test_a_version_can_be_refused(rig: Rig) -> None:
             else:
                 engine.load(reader)
     assert engine.version == 2
+
+
+def test_a_shift_fails_when_told(rig: Rig) -> None:
+    engine = start(rig, faults=[{"kind": "refuse_wake", "nth": 2}])
+    with rig.read() as reader:
+        engine.sleep()
+        engine.wake(reader)
+        engine.sleep()
+        with pytest.raises(RuntimeError, match="does not wake it, as options"):
+            engine.wake(reader)
+        assert engine.is_asleep
+        engine.wake(reader)
+    refusing = start(rig, faults=[{"kind": "refuse", "version": 0}])
+    refusing.sleep()
+    with rig.read() as reader, pytest.raises(UpdateRefused, match="refused, as options"):
+        refusing.wake(reader)
+
+
+def test_a_shift_takes_the_time_it_is_told(rig: Rig) -> None:
+    engine = start(rig, sleep_s=0.1, wake_s=0.2)
+    before = time.monotonic()
+    engine.sleep()
+    between = time.monotonic()
+    with rig.read() as reader:
+        assert engine.wake(reader)["read"] >= 0.2
+    assert between - before >= 0.1
+
+
+SHIFT = """
+import sys
+from pathlib import Path
+from pipeline.config import EngineOptions
+from pipeline.gps.store import Store
+from stages.engines.emulated import EmulatedEngine
+
+def say(what):
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    print(what, next(line for line in lines if line.startswith("Private_Dirty")).split()[1], flush=True)
+
+with Store.attach(sys.argv[1]).read(0, 1) as reader:
+    options = EngineOptions(name="emulated", options=eval(sys.argv[2]))
+    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0, can_sleep=True)
+    say("started")
+    engine.sleep()
+    say("asleep")
+    engine.wake(reader)
+    say("awake")
+"""
+
+
+def shift(rig: Rig, options: dict[str, object], **environment: str) -> tuple[dict[str, int], int]:
+    """Private bytes of a process after what it lived to see, and how it ended."""
+    command = [sys.executable, "-c", SHIFT, rig.store.name, repr(options)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=os.environ | environment, check=False
+    )
+    said = dict(line.split() for line in done.stdout.splitlines())
+    return {what: int(kib) << 10 for what, kib in said.items()}, done.returncode
+
+
+def test_what_it_holds_is_real_memory_unless_it_leaks(rig: Rig) -> None:
+    size = 48 << 20
+    sound, code = shift(rig, {"holds_bytes": size})
+    assert code == 0
+    assert sound["started"] - sound["asleep"] > 0.98 * size
+    assert sound["awake"] - sound["asleep"] > 0.98 * size
+    leaking, code = shift(rig, {"holds_bytes": size, "faults": [{"kind": "leak"}]})
+    assert code == 0 and max(leaking.values()) - min(leaking.values()) < 0.1 * size
+
+
+@pytest.mark.parametrize(("kind", "lived"), [("die_in_sleep", ["started"]), ("die_in_wake", ["started", "asleep"])])
+def test_it_can_die_in_a_shift(rig: Rig, kind: str, lived: list[str]) -> None:
+    said, code = shift(rig, {"faults": [{"kind": kind}]})
+    assert (list(said), code) == (lived, 1)
+
+
+@pytest.mark.parametrize(
+    ("point", "lived"),
+    [("down.release", ["started"]), ("up.weights", ["started", "asleep"]), ("up.cache", ["started", "asleep"])],
+)
+def test_each_phase_of_a_shift_has_a_kill_point(rig: Rig, point: str, lived: list[str]) -> None:
+    said, code = shift(rig, {}, PIVOT_KILL_POINT=point)
+    assert (list(said), code) == (lived, -signal.SIGKILL)
 
 
 def test_an_engine_can_die_or_hang(rig: Rig) -> None:

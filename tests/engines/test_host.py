@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from stages.engines.base import Engine, EngineCounts, Output, Request
+from stages.engines.base import Engine, EngineCounts, EngineReport, Output, Request
 from stages.engines.host import EngineHost
-from tests.fakes.scripted import Script, ScriptedEngine, load
+from tests.fakes.scripted import Script, ScriptedEngine, load, sleep, wake
 
 WAIT_S = 10.0
 Outbox = queue.SimpleQueue[Output]
@@ -20,8 +20,8 @@ Outbox = queue.SimpleQueue[Output]
 class Hosted:
     def __init__(self, script: Callable[[Request], Script]) -> None:
         self.engine = ScriptedEngine(script)
-        self.counts: list[tuple[float, EngineCounts]] = []
-        self.host = EngineHost(self.engine, lambda counts: self.counts.append((time.monotonic(), counts)))
+        self.reports: list[tuple[float, EngineReport]] = []
+        self.host = EngineHost(self.engine, lambda report: self.reports.append((time.monotonic(), report)))
         self.end: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -168,6 +168,62 @@ def test_after_a_failed_load_nothing_runs_until_one_succeeds(hosted: Hosted) -> 
     assert collect(box, 1) == {"late": ([1, 2, 3], "stop")}
 
 
+def test_a_sleep_aborts_what_runs_and_all_that_comes_while_it_lasts(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.host.submit([request(f"endless-{n}") for n in range(3)], box)
+    first(box, 3)
+    assert sleep(hosted.host) is None and hosted.engine.is_asleep
+    said = [box.get_nowait() for _ in range(box.qsize())]
+    assert sorted(o.id for o in said if o.finish == "abort") == [f"endless-{n}" for n in (0, 1, 2)]
+    hosted.host.submit([request("late"), request("later")], box)
+    assert [(o.id, o.finish, o.tokens) for o in first(box, 2)] == [("late", "abort", []), ("later", "abort", [])]
+    hosted.host.abort(None)
+    hosted.host.abort(["late"])
+    assert hosted.host.seconds.keys() == {"release"}
+    assert wake(hosted.host, 4) is None and hosted.host.version == 4
+    assert hosted.host.seconds.keys() == {"read", "cache"}
+    hosted.host.submit([request("late")], box)
+    assert {(o.version, o.finish) for o in first(box, 3)} == {(4, ""), (4, "stop")}
+
+
+def test_the_time_of_a_wake_counts_from_the_order_to_read(hosted: Hosted) -> None:
+    sleep(hosted.host)
+    assert wake(hosted.host, 1, slow_s=0.1) is None
+    assert hosted.host.seconds["read"] >= 0.1
+
+
+def test_after_a_failed_wake_nothing_runs(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    hosted.engine.unloadable = {1}
+    sleep(hosted.host)
+    assert "cannot be loaded" in str(wake(hosted.host, 1))
+    hosted.host.submit([request("late")], box)
+    assert [(o.id, o.finish, o.tokens) for o in first(box, 1)] == [("late", "abort", [])]
+
+
+def test_after_a_failed_sleep_nothing_runs(hosted: Hosted) -> None:
+    """It may have lost a part of what it had."""
+    box: Outbox = queue.SimpleQueue()
+    sleep(hosted.host)
+    assert isinstance(sleep(hosted.host), RuntimeError)
+    hosted.host.submit([request("late")], box)
+    assert [o.finish for o in first(box, 1)] == ["abort"]
+
+
+def test_sequences_that_come_without_a_token_of_this_role_are_told_from_others(hosted: Hosted) -> None:
+    box: Outbox = queue.SimpleQueue()
+    kept = Request(id="kept", prompt_ids=[1] * 9, max_tokens=8, num_kept=4)
+    hosted.host.submit([Request(id="new", prompt_ids=[1] * 7, max_tokens=8), kept, request("bad")], box)
+    collect(box, 3)
+    deadline = time.monotonic() + WAIT_S
+    while sum(report.num_tokens for _, report in hosted.reports[-1:]) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    reports = [report for _, report in hosted.reports]
+    assert (sum(r.num_started for r in reports), sum(r.started_tokens for r in reports)) == (1, 7)
+    assert sum(r.num_iterations * r.batch for r in reports) == 6 and all(r.decode_s > 0 for r in reports)
+
+
 def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) -> None:
     box: Outbox = queue.SimpleQueue()
     for n in range(40):  # for longer than one interval
@@ -175,12 +231,18 @@ def test_counts_are_reported_when_they_change_and_not_too_often(hosted: Hosted) 
         collect(box, 1)
         time.sleep(0.01)
     deadline = time.monotonic() + WAIT_S
-    while not hosted.counts or hosted.counts[-1][1] != hosted.host.call(lambda engine: engine.counts()):
+    while not hosted.reports or counted(hosted.reports[-1][1]) != hosted.host.call(lambda engine: engine.counts()):
         assert time.monotonic() < deadline
         time.sleep(0.005)  # the last change is reported although the engine is idle
-    times = [at for at, _ in hosted.counts]
+    times = [at for at, _ in hosted.reports]
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
-    assert len(hosted.counts) <= 1 + (times[-1] - times[0]) / 0.2
+    assert len(hosted.reports) <= 1 + (times[-1] - times[0]) / 0.2
+
+
+def counted(report: EngineReport) -> EngineCounts:
+    return EngineCounts(
+        running=report.running, waiting=report.waiting, num_tokens=report.num_tokens, held_tokens=report.kv_tokens
+    )
 
 
 def test_the_abort_of_64_takes_a_step_and_little_more() -> None:

@@ -3,7 +3,9 @@
 Every check runs with the prefix cache on and on prompts that share 300 tokens, which fill two of its blocks.
 """
 
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,11 @@ def update(engine: Engine, rig: Rig) -> None:
         engine.load(reader)
 
 
+def wake(engine: Engine, rig: Rig) -> None:
+    with rig.read() as reader:
+        engine.wake(reader)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_in_place_equals_a_fresh_engine(world: World, kind: str) -> None:
     rig, engine = world.rigs[kind], world.engines[kind]
@@ -88,6 +95,45 @@ def test_an_update_in_place_equals_a_fresh_engine(world: World, kind: str) -> No
     fresh = run(rig.start(world.kind), questions())  # from the store: the model's files hold other weights
     assert after == fresh
     assert all(not set(after[id].logprobs) & set(before[id].logprobs) for id in after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_woken_engine_equals_a_fresh_engine(world: World, kind: str) -> None:
+    """The first wake and the second, which goes other ways; and updates go on working."""
+    rig, engine = world.rigs[kind], world.engines[kind]
+    for seed in (11, 12):
+        old = run(engine, questions())
+        engine.sleep()
+        rig.randomise(seed)
+        wake(engine, rig)
+        said = run(engine, questions())
+        assert said == run(rig.start(world.kind), questions())
+        assert all(not set(said[id].logprobs) & set(old[id].logprobs) for id in said)
+    rig.randomise(13)
+    update(engine, rig)
+    assert run(engine, questions()) == run(rig.start(world.kind), questions())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_weights_and_caches_outlives_its_sleep(world: World, kind: str) -> None:
+    """Neither tensors nor packed copies; and what no checkpoint has is not touched."""
+    rig, engine = world.rigs[kind], world.engines[kind]
+    (model,) = engine._llm.collective_rpc(lambda worker: worker.model_runner.get_model())
+    (caches,) = engine._llm.collective_rpc(lambda worker: worker.model_runner.kv_caches)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    packed = [weakref.ref(module.cpu_linear) for module in model.modules() if hasattr(module, "cpu_linear")]
+    tensors = [*model.parameters(), *caches]
+    assert buffers and len(packed) > 5 and sum(t.untyped_storage().nbytes() for t in tensors) > 32 << 20
+    gc.disable()
+    engine.sleep()
+    assert [made() for made in packed] == [None] * len(packed)
+    gc.enable()
+    assert {tensor.untyped_storage().nbytes() for tensor in tensors} == {0}
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    wake(engine, rig)
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+    assert all(not cache.any() for cache in caches)
+    assert [id(tensor) for tensor in (*model.parameters(), *caches)] == [id(tensor) for tensor in tensors]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,12 +292,29 @@ def test_caches_are_not_kept_beside_a_prefix_cache(world: World) -> None:
     engine.abort()
 
 
+def test_more_prompts_than_one_step_takes_are_served_with_their_seeds(world: World) -> None:
+    """As after the abort of many: a step computes some thousands of tokens, and a prompt may be the one too many."""
+    engine = world.engines["dense"]
+    asked = [
+        Request(id=f"r{n}", prompt_ids=[3 + (n * k) % 250 for k in range(1, 450)], max_tokens=6, seed=n)
+        for n in range(1, 12)
+    ]
+    together = run(engine, asked)
+    for request in asked:
+        alone = run(engine, [request])[request.id]
+        assert (together[request.id].tokens, together[request.id].finish) == (alone.tokens, "length")
+
+
 @pytest.mark.parametrize("kind", ["moe", "tied"])
 def test_bfloat16_too(world: World, kind: str) -> None:
     rig = world.rigs[f"{kind} in bfloat16"] = Rig.create(world.folder / kind, "bfloat16")
     engine = rig.start(world.kind)
     rig.randomise(5)
     update(engine, rig)
+    assert run(engine, questions()) == run(rig.start(world.kind), questions())
+    engine.sleep()
+    rig.randomise(6)
+    wake(engine, rig)
     assert run(engine, questions()) == run(rig.start(world.kind), questions())
 
 

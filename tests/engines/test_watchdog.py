@@ -25,7 +25,7 @@ from stages.engines.watchdog import Watchdog
 store, limit_s, faults = Store.attach(sys.argv[1]), float(sys.argv[2]), eval(sys.argv[3])
 options = EngineOptions(name="emulated", options={"faults": faults})
 with store.read(0, 1) as reader:
-    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0)
+    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0, can_sleep=True)
 host = EngineHost(engine, lambda counts: None, Watchdog("limits.engine_s", limit_s))
 box = queue.SimpleQueue()
 
@@ -39,6 +39,18 @@ def load(read, wait_s):
     ended = queue.SimpleQueue()
     host.load(read, None, keep_kv=False, wait_s=wait_s, on_end=ended.put)
     assert ended.get() is None
+
+def sleep():
+    ended = queue.SimpleQueue()
+    host.sleep(ended.put)
+    assert ended.get() is None
+    print("asleep", flush=True)
+
+def wake(read, wait_s):
+    ended = queue.SimpleQueue()
+    host.wake(read, None, wait_s=wait_s, on_end=ended.put)
+    assert ended.get() is None
+    print("awake", flush=True)
 
 @contextlib.contextmanager
 def slow():
@@ -71,7 +83,7 @@ def test_an_engine_that_hangs_ends_its_process_and_says_where() -> None:
     assert announced == "an engine that hangs for limits.engine_s (0.5 s) ends this process"
     assert over == "limits.engine_s is over: the engine hangs, and this is where its threads are"
     assert traces[-1] == "limits.engine_s is over: the engine hangs"
-    assert any("emulated.py" in line and line.endswith(" in _fail_if_told") for line in traces)  # the engine's thread
+    assert any("faults.py" in line and line.endswith(" in in_step") for line in traces)  # the engine's thread
     assert any(line.endswith(" in ask") for line in traces)  # and every other
 
 
@@ -88,18 +100,38 @@ def test_a_load_that_hangs_too() -> None:
     assert over.startswith("limits.engine_s + limits.publish_s is over") and over.startswith(traces[-1])
 
 
+@pytest.mark.parametrize(
+    ("phase", "before", "limit"),
+    [
+        ("sleep", ["first"], "limits.engine_s is over"),
+        ("wake", ["first", "asleep"], "limits.engine_s + limits.publish_s is over"),
+    ],
+)
+def test_a_sleep_or_wake_that_hangs_too(phase: str, before: list[str], limit: str) -> None:
+    life = "ask('first')\nsleep()\nwake(slow, 0.2)"
+    code, said, (_, over, *traces) = run(
+        life.replace("slow", "lambda: store.read(0, 1)"), f"[{{'kind': 'hang_in_{phase}'}}]"
+    )
+    assert (code, said) == (1, before)
+    assert over.startswith(limit)
+    assert any("faults.py" in line and line.endswith(" in in_shift") for line in traces)
+
+
 def test_an_engine_that_rests_or_loads_for_longer_lives() -> None:
     life = f"""\
 ask('first')
 time.sleep({3 * LIMIT_S})
 ask('second')
 load(slow, {5 * LIMIT_S})
+sleep()
+time.sleep({3 * LIMIT_S})
+wake(slow, {5 * LIMIT_S})
 for n in range(40):
     ask(f'r{{n}}')
     time.sleep({LIMIT_S / 20})"""
     code, said, log = run(life)
     assert (code, len(log)) == (0, 1), log
-    assert said == ["first", "second", *(f"r{n}" for n in range(40))]
+    assert said == ["first", "second", "asleep", "awake", *(f"r{n}" for n in range(40))]
 
 
 def test_an_engine_that_is_busy_for_longer_lives() -> None:

@@ -96,11 +96,20 @@ class Rig:
         name = f"pivot-{os.getuid()}-test{uuid.uuid4().hex[:12]}-1-n0-policy"
         return cls(str(folder), Store.create(name, str(folder), dtype, 0), dtype)
 
-    def start(self, kind: Callable[..., Engine], *, seed: int = 0, structured: bool = False, **options: Any) -> Engine:
+    def start(
+        self,
+        kind: Callable[..., Engine],
+        *,
+        seed: int = 0,
+        structured: bool = False,
+        can_sleep: bool = True,
+        **options: Any,
+    ) -> Engine:
         """An engine with the visible version."""
         settings = EngineOptions(**({"kv_cache_bytes": 32 << 20} | options))
+        flags = {"structured": structured, "can_sleep": can_sleep}
         with self.read() as reader:
-            engine = kind(self.folder, self.dtype, settings, MAX_MODEL_LEN, reader, seed, structured=structured)
+            engine = kind(self.folder, self.dtype, settings, MAX_MODEL_LEN, reader, seed, **flags)
         self.engines.append(engine)
         return engine
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from pipeline.core.dag import Progress, StepProgress
 from pipeline.core.events import Role
-from pipeline.core.fleet import Fleet, Worker, WorkerState
+from pipeline.core.fleet import Fleet
 from pipeline.core.sequences import Sequences
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.versions import Versions
+from pipeline.core.worker import Worker, WorkerState
 from pipeline.queue.schema import sequence_id
 
 EVERY = (Role.ROLLOUT, Role.REWARD, Role.TRAIN)

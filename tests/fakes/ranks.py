@@ -74,7 +74,7 @@ class RankedTrainer:
         probe: Probe = self._all("probe")
         return probe
 
-    def publish(self, writer: Writer) -> None:
+    def publish(self, writer: Writer | None) -> None:
         self._all("publish", writer, others=(None,))
 
     def save(self, uri: str) -> str:
@@ -83,6 +83,12 @@ class RankedTrainer:
 
     def load(self, path: str) -> None:
         self._all("load", path)
+
+    def sleep(self) -> None:
+        self._all("sleep")
+
+    def wake(self) -> None:
+        self._all("wake")
 
     def on_each(self, call: Callable[..., T], *args: Any) -> T:
         """call(trainer, *args) on every rank: what rank 0's gave. `call` is a function of a module."""

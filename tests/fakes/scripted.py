@@ -16,7 +16,8 @@ from pipeline.config import Config
 from pipeline.core.events import SegmentInfo, VerdictInfo
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.stage import Order, StageSpec
-from stages.engines.base import EngineCounts, Output, Request
+from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.check import must_be_able_to_sleep, must_be_asleep, must_be_awake
 from stages.engines.host import EngineHost
 from stages.text import ByteTokenizer, Tokenizer
 
@@ -70,6 +71,8 @@ class ScriptedEngine:
 
     def __init__(self, script: Callable[[Request], Script], version: int = 0) -> None:
         self.version = version
+        self.kv_tokens = 1 << 20
+        self.is_asleep = False
         self.requests: list[Request] = []
         self.released = threading.Event()
         self.unloadable: set[int] = set()
@@ -77,8 +80,10 @@ class ScriptedEngine:
         self._script = script
         self._running: dict[str, tuple[Script, int]] = {}
         self._num_tokens = 0
+        self._work = Work()
 
     def add(self, request: Request) -> None:
+        must_be_awake(self)
         self.requests.append(request)
         script = self._script(request)
         if script.is_refused:
@@ -105,7 +110,11 @@ class ScriptedEngine:
                 del self._running[id]
         if not outputs:
             time.sleep(0.001)  # as long as a step: silent requests must not spin
+        self._work = Work(batch=len(outputs), context=sum(at for _, at in self._running.values()))
         return outputs
+
+    def work(self) -> Work:
+        return self._work
 
     def has_unfinished(self) -> bool:
         return bool(self._running)
@@ -123,6 +132,17 @@ class ScriptedEngine:
             raise RuntimeError(f"version {reader.version} cannot be loaded")
         self._kept = {id: self._kept.get(id, self.version) for id, (_, at) in self._running.items() if at}
         self.version = reader.version
+
+    def sleep(self) -> None:
+        must_be_able_to_sleep(self, True)
+        self.is_asleep = True
+
+    def wake(self, reader: Any, probe: Any = None) -> dict[str, float]:
+        must_be_asleep(self)
+        if reader.version in self.unloadable:
+            raise RuntimeError(f"version {reader.version} cannot be loaded")
+        self.is_asleep, self.version = False, reader.version
+        return {"read": 0.0, "cache": 0.0}
 
     def counts(self) -> EngineCounts:
         return EngineCounts(running=len(self._running), waiting=0, num_tokens=self._num_tokens)
@@ -168,6 +188,24 @@ def load(host: EngineHost, version: int, keep_kv: bool = False) -> Exception | N
     return ended.get(timeout=WAIT_S)
 
 
+def sleep(host: EngineHost) -> Exception | None:
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    host.sleep(ended.put)
+    return ended.get(timeout=WAIT_S)
+
+
+def wake(host: EngineHost, version: int, slow_s: float = 0.0) -> Exception | None:
+    """With a version whose reader takes so long to open."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def read() -> Any:
+        time.sleep(slow_s)
+        return Version(version)
+
+    host.wake(read, None, wait_s=1.0, on_end=ended.put)
+    return ended.get(timeout=WAIT_S)
+
+
 def _leave(engine: Any) -> None:
     sys.exit()  # ends the host's thread, and only that
 
@@ -201,7 +239,7 @@ class FakeTask:
         except queue.Empty:
             return None
 
-    def report_admitted(self, step: int, ids: list[str]) -> None:
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None:
         assert step == self.spec.step
         self._add(self.admitted, ids)
 
@@ -228,6 +266,9 @@ class FakeTask:
 
     def end(self) -> None:
         self._orders.put(Order("end"))
+
+    def leave(self) -> None:
+        self._orders.put(Order("leave"))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until reports make the condition true."""

@@ -20,7 +20,7 @@ from pipeline.watching.book import read_book
 from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Slept, Woken
 from tests.fakes.blocks import FakeCore
-from tests.fakes.world import make_plan
+from tests.fakes.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 NUM = 8
@@ -55,7 +55,7 @@ class Run:
         self.now = 100.0
         self.watcher = Watcher(
             self.core,
-            config or config_of("placement.mode=shiftable", *changes),
+            config or config_of("placement.mode=shiftable", "cluster.slots_per_node=4", *changes),
             self.posted.append,
             self.run,
             clock=lambda: self.now,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,10 +63,24 @@ def is_gone(pid: int) -> bool:
 
 
 def start_order(
-    worker: str, role: str = "rollout", main: str = "stages.worker:main", version: int = 0, **options: Any
+    worker: str,
+    role: str = "rollout",
+    main: str = "stages.worker:main",
+    version: int = 0,
+    shares: Sequence[int] = (),
+    **options: Any,
 ) -> wire.StartWorker:
+    """`shares`: slots on which it is not alone."""
     return wire.StartWorker(
-        worker=worker, role=role, index=0, life=0, slots=[], version=version, main=main, options=options
+        worker=worker,
+        role=role,
+        index=0,
+        life=0,
+        slots=list(shares),
+        version=version,
+        main=main,
+        options=options,
+        is_shared=bool(shares),
     )
 
 

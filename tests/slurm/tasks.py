@@ -63,3 +63,12 @@ def trespass(sock: socket.socket, order: wire.WorkerOrder) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     sock.sendall(wire.encode_message(wire.UpdateFailed(worker=order.start.worker, version=0, reason=reason)))
+
+
+def obey(task: TaskContext, spec: StageSpec) -> StageResult:
+    """A stage that waits until it is told to end, or to leave: the kinds of its orders."""
+    orders: list[str] = []
+    while not {"end", "leave"} & set(orders):
+        if order := task.next_order(10):
+            orders.append(order.kind)
+    return {"orders": orders}

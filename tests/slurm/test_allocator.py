@@ -39,6 +39,26 @@ def test_a_slot_has_one_worker_until_that_is_dead() -> None:
     node.bind("train-0", (1, 2))
 
 
+def test_those_who_share_slots_are_awake_one_at_a_time() -> None:
+    node = Allocator(3)
+    node.bind("rollout-0", (0,), is_shared=True)
+    with pytest.raises(SlotsTaken, match="reward-0 wants slot 0: rollout-0"):
+        node.bind("reward-0", (0,), is_shared=True)  # the other one starts, and is awake
+    node.sleep("rollout-0")
+    with pytest.raises(SlotsTaken, match="train-0 wants slot 0: rollout-0"):
+        node.bind("train-0", (0,))  # it would never sleep
+    node.bind("reward-0", (0, 1), is_shared=True)
+    with pytest.raises(SlotsTaken, match="rollout-0 wants slot 0: reward-0"):
+        node.wake("rollout-0")
+    with pytest.raises(SlotsTaken, match="reward-0 is awake already"):
+        node.wake("reward-0")
+    node.sleep("reward-0")
+    node.wake("rollout-0")
+    assert {name: bound.is_awake for name, bound in node.bindings.items()} == {"rollout-0": True, "reward-0": False}
+    node.release("rollout-0")
+    node.wake("reward-0")
+
+
 def test_whatever_is_bound_and_released_no_slot_is_ever_held_twice() -> None:
     rng, node = random.Random(0), Allocator(8, [*map(str, range(8))])
     for n in range(2_000):
@@ -52,6 +72,33 @@ def test_whatever_is_bound_and_released_no_slot_is_ever_held_twice() -> None:
             assert held & set(wanted)
         else:
             assert not held & set(wanted) and seen == ",".join(map(str, wanted))
+
+
+def test_whatever_is_bound_slept_woken_and_released_one_is_awake_on_a_slot() -> None:
+    rng, node = random.Random(1), Allocator(6)
+    done = dict.fromkeys(("bind", "sleep", "wake", "release", "refused"), 0)
+    for n in range(4_000):
+        kind = rng.choice(["bind", "sleep", "wake", "wake", "release"])
+        bound = sorted(node.bindings)
+        one = rng.choice(bound or [""])
+        try:
+            if kind == "bind":
+                node.bind(f"w{n}", rng.sample(range(6), rng.randint(1, 2)), is_shared=rng.random() < 0.8)
+            elif kind == "sleep" and one and node.bindings[one].is_shared:
+                node.sleep(one)
+            elif kind == "wake" and one:
+                node.wake(one)
+            elif kind == "release" and rng.random() < 0.5:
+                node.release(one)
+            done[kind] += 1
+        except SlotsTaken:
+            done["refused"] += 1
+        awake = [slot for b in node.bindings.values() if b.is_awake for slot in b.slots]
+        alone = [slot for b in node.bindings.values() if not b.is_shared for slot in b.slots]
+        everybodys = [slot for b in node.bindings.values() for slot in b.slots]
+        assert len(set(awake)) == len(awake)
+        assert all(everybodys.count(slot) == 1 for slot in alone)
+    assert min(done.values()) > 100
 
 
 def test_the_devices_of_a_host_are_those_it_is_told_or_those_it_has(tmp_path: Path) -> None:

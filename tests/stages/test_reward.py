@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.queue.schema import PromptRow, SegmentRow, VerdictRow, sequence_id
-from stages.engines.base import Request
-from stages.reward import reward
+from stages.engines.base import Output, Request
+from stages.engines.host import EngineHost
+from stages.reward import Reward, reward
 from stages.text import ByteTokenizer
 from tests.fakes.scripted import (
     FakeTask,
@@ -256,6 +257,37 @@ def test_aborted_sequences_are_given_back_unjudged(queue_client: Any, step: int)
     assert [v.id for v in task.verdicts] == [ids[0]]
     assert {id: (s.num_tokens, s.finish, s.version) for id, s in task.finals().items()} == {ids[1]: (0, "abort", 3)}
     assert queue_client.get([ids[1]])[0].state == "generated"
+
+
+def test_judge_that_leaves_gives_back_what_it_has_and_what_still_comes(queue_client: Any, step: int) -> None:
+    ids = generated(queue_client, step, ["quick", "slow", "late"])
+    with judging(
+        queue_client, step, lambda r: says("Verdict: yes", hold_after=2 if "slow" in prompt_text(r) else None)
+    ) as (task, engine, running):
+        task.dispatch(ids[:2], turn=2)
+        task.wait_for(lambda: len(task.verdicts) == 1)
+        task.leave()
+        task.dispatch(ids[2:], turn=2)
+        running.result()
+        assert not engine.has_unfinished()
+    assert [v.id for v in task.verdicts] == [ids[0]]
+    ended = {id: (s.num_tokens, s.finish, s.version) for id, s in task.finals().items()}
+    assert ended == {ids[1]: (0, "abort", 3), ids[2]: (0, "abort", 3)}
+    assert [row.state for row in queue_client.get(ids[1:])] == ["generated"] * 2
+
+
+def test_judge_that_leaves_tries_nothing_again(queue_client: Any, step: int) -> None:
+    (id,) = generated(queue_client, step, ["x"])
+    host = EngineHost(ScriptedEngine(lambda r: says("Verdict: yes"), version=3), lambda counts: None)  # it never runs
+    config = make_config(reward={"genrm": {"retries": 2}})
+    task = FakeTask(FakeWorker(config=config, queue=queue_client, engine=host), step=step)
+    service = Reward(task, task.spec)
+    service.dispatch([id], [2])
+    service.leave()
+    service.take(Output(id=f"{id}/judge-2.0", version=3, tokens=[EOS], finish="stop"))  # empty, before the abort came
+    service.settle(0.0)
+    assert service.num_open == 0 and task.verdicts == []
+    assert [(s.id, s.finish) for s in task.segments] == [(id, "abort")]
 
 
 def test_sequence_that_was_judged_but_not_reported_is_reported(queue_client: Any, step: int) -> None:

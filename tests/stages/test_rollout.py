@@ -97,6 +97,45 @@ def test_r22_abort_returns_every_sequence_with_its_tokens_once(queue_client: Any
     assert [r.state for r in rows] == ["generated", "admitted", "admitted", "admitted"]
 
 
+def test_r22_task_that_leaves_returns_all_that_it_has_and_all_that_still_comes(queue_client: Any, step: int) -> None:
+    ids = admit(queue_client, step, 4)
+    scripts = {
+        ids[0]: Script(tokens=[10, EOS]),
+        ids[1]: Script(tokens=[11] * 16, finish="length", hold_after=5),
+        ids[2]: Script(tokens=[13], hold_after=0),
+    }
+    with serving(queue_client, step, lambda r: scripts[r.id], version=2, rollout={"flush_s": 60.0}) as (
+        task,
+        engine,
+        running,
+    ):
+        task.dispatch(ids[:3])
+        task.wait_for(lambda: ids[0] in task.finals())
+        wait_until(lambda: engine.counts().num_tokens == 7)
+        task.leave()
+        task.dispatch(ids[3:])
+        running.result()
+        assert not engine.has_unfinished()
+    assert {id: (f.num_tokens, f.finish) for id, f in task.finals().items()} == {
+        ids[0]: (2, "stop"),
+        ids[1]: (5, "abort"),
+        ids[2]: (0, "abort"),
+        ids[3]: (0, "abort"),
+    }
+    assert [(r.state, len(r.tokens)) for r in queue_client.get(ids)] == [
+        ("generated", 2),
+        ("admitted", 5),
+        ("admitted", 0),
+        ("admitted", 0),
+    ]
+    with serving(queue_client, step, lambda r: Script(tokens=[EOS]), version=2) as (other, _, running):
+        other.dispatch(ids[1:3], turn=2)
+        other.dispatch(ids[3:], turn=2)
+        other.end()
+        running.result()
+    assert {r.state for r in queue_client.get(ids)} == {"generated"}
+
+
 def test_r23_continuation_counts_from_the_whole_sequence(queue_client: Any, step: int) -> None:
     """At most 16 tokens: 10 before the abort, so 6 remain; tokens go in as they came out."""
     (id,) = admit(queue_client, step, 1)

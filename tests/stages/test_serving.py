@@ -18,14 +18,18 @@ class Echo:
         self.inbox: Inbox = Inbox()
         self.open: set[str] = set()
         self.num_settled = 0
-        self.is_withdrawn = False
+        self.is_withdrawn = self.is_leaving = False
+        self.returned: list[str] = []
 
     @property
     def num_open(self) -> int:
         return len(self.open)
 
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
-        self.open.update(ids)
+        if self.is_leaving:
+            self.returned += ids
+        else:
+            self.open.update(ids)
 
     def abort(self, ids: Sequence[str]) -> None:
         for id in ids:
@@ -37,6 +41,10 @@ class Echo:
     def settle(self, now: float) -> float | None:
         self.num_settled += 1
         return now + 0.001 if self.open else None
+
+    def leave(self) -> None:
+        self.is_leaving = True
+        self.abort(list(self.open))
 
     def withdraw(self) -> None:
         self.is_withdrawn = True
@@ -60,6 +68,18 @@ def test_task_ends_when_it_was_told_so_and_nothing_is_open() -> None:
     assert not thread.is_alive() and not service.open and not service.is_withdrawn
     assert service.num_settled > 3  # it was called when it had said, without any order or output
     assert not [t for t in threading.enumerate() if t.name.startswith("orders of")]
+
+
+def test_task_that_leaves_ends_when_all_is_aborted_and_takes_in_what_was_still_on_its_way() -> None:
+    service, task = Echo(), make_task()
+    task.dispatch(["a", "b"])
+    task.leave()
+    task.dispatch(["c"])
+    thread = threading.Thread(target=serve, args=(task, service, service.inbox))
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive() and not service.open and not service.is_withdrawn
+    assert service.returned == ["c"]
 
 
 def test_what_the_channel_raises_ends_the_task() -> None:

@@ -220,7 +220,7 @@ def test_a_load_ends_what_runs_or_lets_it_go_on_and_a_hang_ends_the_worker(tmp_p
         reason = rig.expect(wire.WorkerExited, worker="rollout-0").reason
         assert reason.startswith("exit code 1") and reason.endswith("limits.engine_s is over: the engine hangs")
         log = next((tmp_path / "run").rglob("*rollout-0*.log")).read_text()
-        assert "in _fail_if_told" in log and "in read" in log  # the engine's thread, and every other
+        assert "in in_step" in log and "in read" in log  # the engine's thread, and every other
 
 
 def test_an_emulated_worker_has_neither_torch_nor_vllm(rig: Rig) -> None:

@@ -1,0 +1,44 @@
+"""What memory a process holds, as the kernel and the driver say: of the host, and of GPUs."""
+
+import contextlib
+import importlib
+from functools import cache
+from typing import Any
+
+
+def private_bytes(pid: int | str = "self") -> int:
+    """Private_Dirty of a process: what its end would free. Milliseconds per GB. Raises OSError if it is dead."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("Private_Dirty:"):
+                return int(line.split()[1]) << 10
+    raise ProcessLookupError(f"process {pid} has no memory any more")
+
+
+def device_bytes(pid: int) -> int | None:
+    """What a process holds of this machine's NVIDIA GPUs, its context with it; None where nobody can say."""
+    nvml = _nvml()
+    if nvml is None:
+        return None
+    held = 0
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == pid:
+                    if process.usedGpuMemory is None:  # some drivers do not tell
+                        return None
+                    held += process.usedGpuMemory
+    except nvml.NVMLError:
+        return None
+    return held
+
+
+@cache
+def _nvml() -> Any:
+    """pynvml, if it and a driver are there. It is no dependency of this package."""
+    with contextlib.suppress(Exception):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        return nvml
+    return None

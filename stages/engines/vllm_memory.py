@@ -1,0 +1,112 @@
+"""How a live vLLM engine gives up its weights and caches, and takes them again.
+
+On CUDA it is vLLM's own sleep mode. For CPUs vLLM has none, so here the storages of tensors lose their memory and get
+it back: tensors, and all that holds or views them, stay. The packed copies of weights are dropped and made again by the
+reload. Buffers, such as rotary tables, are no part of any checkpoint: they stay.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.worker.worker_base import WorkerBase
+
+from pipeline.kill_points import kill_point
+from stages.engines.vllm_extension import Weights, reload_weights
+
+_PACKED = "cpu_linear"  # where vLLM keeps the packed copy of a layer's weights, on a CPU
+
+
+class Memory(Protocol):
+    """The order is `release`, `take_weights`, `take_caches`. After an error nobody knows what is there."""
+
+    def release(self) -> None: ...
+
+    def take_weights(self, weights: Weights) -> None: ...
+
+    def take_caches(self) -> None:
+        """Zeroed, as those of an engine that was just started; on a CPU, that is also what makes their memory real."""
+
+
+class CudaMemory:
+    """vLLM must have been started with `enable_sleep_mode`."""
+
+    def __init__(self, llm: LLMEngine) -> None:
+        self._llm = llm
+
+    def release(self) -> None:
+        kill_point("down.release")
+        self._llm.sleep(level=2)  # both are dropped; buffers are kept in the host's memory
+
+    def take_weights(self, weights: Weights) -> None:
+        self._llm.wake_up(tags=["weights"])
+        kill_point("up.weights")
+        self._llm.collective_rpc(reload_weights, args=(weights.items(),))
+
+    def take_caches(self) -> None:
+        kill_point("up.cache")
+        self._llm.wake_up(tags=["kv_cache"])
+        self._llm.collective_rpc(_zero_caches)
+
+
+class CpuMemory:
+    def __init__(self, llm: LLMEngine) -> None:
+        self._llm = llm
+        self._weights: list[tuple[torch.UntypedStorage, int]] = []
+        self._caches: list[tuple[torch.UntypedStorage, int]] = []
+
+    def release(self) -> None:
+        """What is freed here goes back to the system at once; nothing of it waits for a garbage collection."""
+        self._llm.collective_rpc(self._release)
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def take_weights(self, weights: Weights) -> None:
+        _restore(self._weights)
+        kill_point("up.weights")
+        self._llm.collective_rpc(reload_weights, args=(weights.items(),))
+
+    def take_caches(self) -> None:
+        kill_point("up.cache")
+        _restore(self._caches)
+        self._llm.collective_rpc(_zero_caches)
+
+    def _release(self, worker: WorkerBase) -> None:
+        model = worker.model_runner.get_model()
+        for module in model.modules():
+            if hasattr(module, _PACKED):
+                setattr(module, _PACKED, None)
+        self._weights = _emptied(parameter.data for parameter in model.parameters())
+        kill_point("down.release")
+        self._caches = _emptied(_caches(worker))
+
+
+def _caches(worker: WorkerBase) -> Iterable[torch.Tensor]:
+    """All views of the KV cache's memory."""
+    return worker.model_runner.kv_caches  # type: ignore[no-any-return]
+
+
+def _zero_caches(worker: WorkerBase) -> None:
+    for storage in _storages(_caches(worker)):
+        torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Each once, without those that have no memory."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return list({storage.data_ptr(): storage for storage in found if storage.nbytes()}.values())
+
+
+def _emptied(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.UntypedStorage, int]]:
+    """Storages without their memory, and how much it was. Raises RuntimeError where it is not the storage's own."""
+    sizes = [(storage, storage.nbytes()) for storage in _storages(tensors)]
+    for storage, _ in sizes:
+        storage.resize_(0)
+    return sizes
+
+
+def _restore(sizes: list[tuple[torch.UntypedStorage, int]]) -> None:
+    while sizes:
+        storage, num_bytes = sizes.pop()
+        storage.resize_(num_bytes)
