@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.dag import Progress
 from pipeline.core.events import Finish, Role, VerdictInfo
 from pipeline.wire import WorkerReady
-from tests.fakes.watched import DONE, NUM, RUNNING, Run, shift
+from tests.fakes.watched import DONE, NUM, RUNNING, TICK, Run, shift
 
 
 @pytest.fixture
@@ -54,6 +55,9 @@ def test_a_verdict_ages_and_its_length_is_learned(run: Run) -> None:
         run.after(ev.VerdictGiven(task="task of reward-2", verdicts=(verdict,)))
     assert run.snapshot().reward.survival[-2] > before[-2] + 0.05
     assert run.snapshot().reward.crowds == (), "all judged"
+    assert run.watcher.metrics(1)["role/reward/finishes_per_s"] == 0.0, "no time has passed"
+    run.now += 1.0
+    assert run.watcher.metrics(1)["role/reward/finishes_per_s"] == pytest.approx(NUM, rel=0.05)
     assert run.snapshot().rollout.survival != run.watcher.monitor.believed.rollout.survival  # type: ignore[union-attr]
 
 
@@ -167,6 +171,23 @@ def test_shifts_are_measured_kept_and_counted(run: Run) -> None:
     assert run.watcher.metrics(2)["shift/num"] == 0.0, "each is of one row"
     assert run.snapshot().shift_s[Role.REWARD] > 2.0, "5 s were measured, .2 s believed"
     assert run.snapshot().last_shift_s == 150.0
+
+
+def test_a_block_of_which_something_else_is_wanted_on_its_way_makes_one_shift(run: Run) -> None:
+    run.core.blocks.all[0].wanted = Role.TRAIN
+    del run.core.blocks.held[0]
+    run.after(TICK, de.ShiftDown(worker="rollout-0", following=(), version=0), at=150.0)
+    run.core.blocks.all[0].wanted = Role.REWARD
+    run.after(at=151.0)
+    run.core.bind(Role.REWARD, 0)
+    run.after(at=152.0)
+    (line,) = run.lines("shift")
+    assert (line["old"], line["new"], line["took_s"], line["failure"]) == ("rollout", "reward", 2.0, "")
+    run.core.blocks.all[0].wanted = Role.ROLLOUT
+    run.after(at=160.0)
+    run.core.blocks.all[0].wanted = Role.REWARD
+    run.after(at=161.0)
+    assert run.watcher.metrics(1)["shift/num"] == 1.0, "it has kept its role"
 
 
 def test_a_plan_that_moves_a_block_is_named_by_its_shift(run: Run) -> None:
