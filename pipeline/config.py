@@ -21,6 +21,7 @@ from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
 from pipeline.run_folder import write_atomic
+from pipeline.simulator.profiles import GPUS
 
 
 class Run(Section):
@@ -57,6 +58,13 @@ class Cluster(Section):
     )
     env: dict[str, str] = Field(default={}, description="Environment variables of workers")
     slurm: Slurm = Slurm()
+
+    @field_validator("gpu")
+    @classmethod
+    def _is_known(cls, gpu: str) -> str:
+        if gpu and gpu not in GPUS:
+            raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
+        return gpu
 
 
 class Model(Section):

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.beliefs import SMALL_ENGINE, believe
 from pipeline.config import Config, load_files
+from pipeline.core.errors import ConfigError
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.planner.planner import decide
 from pipeline.core.planner.settings import DEFAULT
@@ -52,8 +53,10 @@ def test_of_a_known_gpu_and_known_models_it_is_what_the_simulator_reckons_with()
 
 
 def test_a_gpu_that_does_not_fit_the_run_is_said_and_nothing_more(capsys: pytest.CaptureFixture[str]) -> None:
-    found = believed(config_of("emulated", *GPUS[:-4], "cluster.gpu=tpu"))
-    assert found.rollout.cost == SMALL_ENGINE and "no GPU 'tpu'" in capsys.readouterr().err
+    found = believed(config_of("emulated", *GPUS, "cluster.slots_per_node=6"))
+    assert found.rollout.cost == SMALL_ENGINE and "hold no blocks of 4" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="no GPU 'tpu'; valid: a100, "):
+        config_of("emulated", "cluster.gpu=tpu")
 
 
 def test_of_an_emulated_engine_it_is_what_its_options_say() -> None:

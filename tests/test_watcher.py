@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_files
+from pipeline.config import Config
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import Progress
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.fleet import Replicas
+from pipeline.core.modes import ModeName
 from pipeline.core.sequences import SequenceState
 from pipeline.core.snapshot import Snapshot
 from pipeline.core.worker import Worker
@@ -22,17 +23,8 @@ from pipeline.wire_counts import Counts
 from tests.core.lives import Hits
 from tests.core.storm import Storm
 from tests.fakes.plan import Odds, make_plan
+from tests.fakes.watched import config_of, no_fault
 from tests.fakes.world import World
-
-ROOT = Path(__file__).parents[1]
-
-
-def config_of(*changes: str) -> Config:
-    return load_files([ROOT / "configs/emulated.yaml"], list(changes))
-
-
-def no_fault(error: Exception) -> None:
-    raise error
 
 
 class Beside:
@@ -92,14 +84,22 @@ def check(seen: Snapshot, world: World) -> None:
         s.place.state is SequenceState.RUNNING and tasks[s.task] in serving for found in by_step.values() for s in found
     )
     assert sum(block.num_running for block in seen.blocks) == running
+    views = {view.index: view for view in seen.blocks if view.index >= 0}
+    assert views.keys() == {block.index for block in core.blocks.all}
+    for block in core.blocks.all:
+        view = views[block.index]
+        if core.blocks.is_lost(block):
+            assert view.is_silent
+        else:
+            is_there = block.wanted is None or core.blocks.held_by(block) is block.wanted
+            assert (view.role, view.is_silent, view.ready_in_s == 0) == (block.wanted, False, is_there)
     trained = [s for s in core.steps.values() if s.stages["train"] is Progress.RUNNING]
     assert seen.train.left_s is not None or not trained
 
 
 def serves(core: Core, worker: Worker) -> bool:
     """It is awake, and its slots are not promised to another."""
-    blocks = getattr(core, "blocks", None)
-    block = blocks.of(worker) if blocks else None
+    block = core.blocks.of(worker)
     return worker.state in ("ready", "loading") and (block is None or block.wanted is worker.role)
 
 
@@ -118,12 +118,14 @@ def test_the_picture_is_the_cores_state_through_random_schedules(tmp_path: Path)
     counts: Counter[str] = Counter()
     for seed in range(120):
         storm = WatchedStorm(seed, Hits(), counts)
-        mode = getattr(storm.world.plan, "mode", "disaggregated")
-        storm.beside = Beside(storm.world, tmp_path, config_of(f"placement.mode={mode}"))
+        mode = storm.world.plan.mode
+        storm.beside = Beside(storm.world, tmp_path, config_of(f"placement.mode={mode.value}"))
+        counts[mode] += 1
         try:
             storm.run()
         except Exception as error:
             raise AssertionError(f"schedule {seed}: {error!r}") from error
+    assert all(counts[mode] for mode in ModeName)
     assert counts["checked"] > 4_000 and counts["node lost"] and counts["controller killed"], counts
 
 

@@ -142,18 +142,28 @@ def _shift_rows(shown: Sequence[Line]) -> Iterable[tuple[str, ...]]:
             f"{line['old'] or 'nothing'} ▶ {line['new'] or 'nothing'}",
             _phases(line["down_s"]),
             _phases(line["up_s"]),
-            line["failure"] or f"{line['took_s']:.2f} s",
+            line["failure"] or _seconds(line["took_s"]),
             str(line["aborted"]),
             f"{line['asleep_bytes'] / 1e6:.1f} MB",
-            "training" if line["decision"] is None else f"decision {line['decision']}",
+            _asked_for(line),
         )
+
+
+def _asked_for(line: Line) -> str:
+    if line["decision"] is not None:
+        return f"decision {line['decision']}"
+    return "training" if Role.TRAIN in (line["old"], line["new"]) else "work without a block"
 
 
 def _phases(phases: dict[str, float]) -> str:
     """The whole, and its parts."""
-    parts = ", ".join(f"{name} {value:.2f}" for name, value in phases.items() if name != "all")
-    whole = f"{phases['all']:.2f} s" if "all" in phases else "-"
+    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in phases.items() if name != "all")
+    whole = _seconds(phases["all"]) if "all" in phases else "-"
     return f"{whole} ({parts})" if parts else whole
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
 
 
 def _clock(wall: float) -> str:

@@ -198,7 +198,7 @@ class Monitor:
         self._train_blocks = indices
 
     def _end(self, report: SequencesEnded) -> None:
-        state, num = self._roles[report.role], len(report.lengths)
+        state, num = self._roles[report.role], len(report.lengths) + report.num_unknown
         state.lengths.end(report.step, report.lengths)
         state.ended.add(report.at_s, num)
         if report.role is Role.ROLLOUT:

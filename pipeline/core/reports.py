@@ -65,11 +65,12 @@ class QueueReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencesEnded(Report):
-    """Finished in a role, with the tokens that it generated."""
+    """Finished in a role, with the tokens that each generated; `num_unknown` others."""
 
     role: Role
     step: int
     lengths: tuple[float, ...]
+    num_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

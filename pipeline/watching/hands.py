@@ -38,9 +38,11 @@ _ORDERING = (de.ShiftDown, de.ShiftUp, de.StartWorker, de.FenceReplica)
 
 @dataclass(slots=True)
 class _Seen:
-    """A block, as it was told of. `serves`: its role has it; `is_moving`: not yet, and that is told."""
+    """A block, as it was told of. `serves`: its role has it; `is_moving`: not yet, and that is told; `left`: who had it
+    before it began to move."""
 
     role: Role | None = None
+    left: Role | None = None
     serves: bool = False
     is_moving: bool = False
     is_lost: bool = False
@@ -101,14 +103,15 @@ class Hands:
             if is_back or seen.role is not None or seen.is_moving:
                 yield BlockBound(at_s=now, block=index, role=None)
         elif is_back or seen.role is not wanted or (seen.serves and not serves):
-            gives = seen.role or holder
-            old = None if is_back or gives is wanted else gives
+            gives = seen.left if seen.is_moving else seen.role or holder
+            has_fallen = seen.role is wanted or (gives is wanted and not seen.is_moving)
+            old = None if is_back or has_fallen else gives
             if serves and old is None:
                 yield BlockBound(at_s=now, block=index, role=wanted)
                 seen.is_moving = False
             else:
                 yield ShiftBegun(at_s=now, block=index, old=old, new=wanted)
-                seen.is_moving = True
+                seen.is_moving, seen.left = True, old
         if serves and seen.is_moving:
             yield ShiftEnded(at_s=now, block=index)
         seen.role, seen.serves = wanted, serves

@@ -116,7 +116,7 @@ class Running:
                     self._marks[id] = _Mark(name, role, iterations, self._num_dispatched)
 
     def _closed(self, event: ev.SegmentClosed, now: float) -> Iterable[Report]:
-        lengths: dict[int, list[float]] = {}
+        ended: list[tuple[int, float | None]] = []
         for segment in event.segments:
             mark = self._marks.get(segment.id)
             if segment.finish is ev.Finish.FLUSH:
@@ -126,17 +126,18 @@ class Running:
             sequence = self._end(segment.id, Role.ROLLOUT) if segment.finish is not ev.Finish.ABORT else None
             if sequence is None:
                 continue
-            if segment.num_tokens or segment.idx == sequence.num_segments:  # else pieces of it were not reported
-                lengths.setdefault(sequence.step - 1, []).append(float(sequence.num_tokens))
-        yield from _ended(Role.ROLLOUT, lengths, now)
+            is_whole = segment.num_tokens > 0 or segment.idx == sequence.num_segments  # all pieces were reported
+            ended.append((sequence.step - 1, float(sequence.num_tokens) if is_whole else None))
+        yield from _ended(Role.ROLLOUT, ended, now)
 
     def _judged(self, event: ev.VerdictGiven, now: float) -> Iterable[Report]:
-        lengths: dict[int, list[float]] = {}
+        ended: list[tuple[int, float | None]] = []
         for verdict in event.verdicts:
             sequence = self._end(verdict.id, Role.REWARD)
-            if sequence is not None and verdict.num_tokens and verdict.failure not in _CUT_SHORT:
-                lengths.setdefault(sequence.step - 1, []).append(float(verdict.num_tokens))
-        yield from _ended(Role.REWARD, lengths, now)
+            if sequence is not None:
+                is_whole = verdict.num_tokens > 0 and verdict.failure not in _CUT_SHORT
+                ended.append((sequence.step - 1, float(verdict.num_tokens) if is_whole else None))
+        yield from _ended(Role.REWARD, ended, now)
 
     def _end(self, id: str, role: Role) -> Sequence | None:
         """The sequence, if it has just ended in that role: once."""
@@ -237,9 +238,15 @@ class Running:
         return self._engines.setdefault(worker, _Engine(len(self._engines)))
 
 
-def _ended(role: Role, lengths: Mapping[int, list[float]], now: float) -> Iterable[Report]:
-    for step, found in lengths.items():
-        yield SequencesEnded(at_s=now, role=role, step=step, lengths=tuple(found))
+def _ended(role: Role, ended: Iterable[tuple[int, float | None]], now: float) -> Iterable[Report]:
+    """Step and length; None: that is not known."""
+    by_step: dict[int, list[float | None]] = {}
+    for step, length in ended:
+        by_step.setdefault(step, []).append(length)
+    for step, found in by_step.items():
+        lengths = tuple(length for length in found if length is not None)
+        unknown = len(found) - len(lengths)
+        yield SequencesEnded(at_s=now, role=role, step=step, lengths=lengths, num_unknown=unknown)
 
 
 def _ages(engine: _Engine, run: list[_Runs]) -> dict[int, list[float]]:

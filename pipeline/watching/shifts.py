@@ -17,7 +17,7 @@ Phases = dict[str, float]
 class Shift:
     """Of one block. `down_s`, `up_s`: by phase, of the slowest of its workers, and `all`, from order to report.
     `held_bytes`: what those that sleep now hold still, and those that are awake now. `decision`: the plan that asked
-    for it; None: a training did."""
+    for it; None: a training did, or work for which there was no block."""
 
     block: int
     old: Role | None
@@ -82,10 +82,9 @@ class Shifts:
 
     def _begin(self, report: ShiftBegun, decision: int | None) -> None:
         before = self._open.get(report.block)
-        if before is not None and before.new is None:  # its old role was put to sleep before
-            before.new, before.decision = report.new, decision
+        if before is not None:  # its old role sleeps already, or something else is wanted of it meanwhile
+            before.new, before.decision = report.new, before.decision if decision is None else decision
             return
-        self._end(report.block, None, "another role was wanted")
         begun = Shift(block=report.block, old=report.old, new=report.new, begun_s=report.at_s, decision=decision)
         self._open[report.block] = begun
 

@@ -15,11 +15,11 @@ from pipeline.run_folder import RunFolder, write_json
 from pipeline.simulator.choice import choice_of
 from tests.cli.conftest import CHECKOUT, Pivot
 from tests.fakes.plan import Odds, make_plan
+from tests.fakes.watched import Run as Watched
+from tests.fakes.watched import foretell, live_through
 from tests.fakes.world import World
 from tests.simulator.test_calibrate import write_run
 from tests.simulator.test_forecast import config
-from tests.test_watcher_shifts import Run as Watched
-from tests.test_watcher_shifts import foretell, live_through
 
 __all__ = ["config"]
 
@@ -145,7 +145,9 @@ def test_plan_of_a_shiftable_run_tells_what_was_decided_and_what_it_was_worth(tm
     assert "s, done: shiftable" in done.out and "asked   1 times, and shifted 1 times" in done.out
     assert "shift 1 to reward: foretold" in done.out and "2/2/0" in done.out and "+6.00" in done.out
     assert (
-        "rollout ▶ reward" in done.out and "decision 9" in done.out and "2.00 s (tasks 1.50, release 0.40)" in done.out
+        "rollout ▶ reward" in done.out
+        and "decision 9" in done.out
+        and "2.00 s (tasks 1.50 s, release 400 ms)" in done.out
     )
     found = json.loads(pivot("plan", "s", "--json").out)
     (decision,), shifts = found["decisions"], found["shifts"]
