@@ -348,12 +348,14 @@ class Core:
             for task, name in tasks.items():
                 if not self._tasks[task].is_ending:
                     found.setdefault(name, {})[step] = task
-        return [
+        current = self.versions.current
+        servers = [
             Server(worker, found[worker.name])
             for worker in self.fleet.ready(role)
-            if len(found.get(worker.name, ())) == len(served)
-            and (role is not Role.ROLLOUT or worker.version == self.versions.current)
+            if len(found.get(worker.name, ())) == len(served) and (role is Role.REWARD or worker.version == current)
         ]
+        coming = [worker for worker in self.fleet.waking(role) if role is Role.REWARD or worker.asked == current]
+        return [*servers, *(Server(worker, {}) for worker in coming)] if servers else []
 
     def _oldest_version(self, seq: Sequence) -> int:
         """The sequence may go on only under this version or a newer one."""

@@ -22,7 +22,8 @@ _SHARE = 8
 
 
 class Server(NamedTuple):
-    """A replica that can be given sequences now: by step the task that takes them."""
+    """A replica that can be given sequences now: by step the task that takes them. Without any it is about to come up,
+    and what it is to have then is kept for it."""
 
     worker: Worker
     tasks: Mapping[int, str]
@@ -79,7 +80,7 @@ class Feeder:
         if queue.heap:
             self._dispatch(queue, replicas, now)
         if self.is_uneven and replicas and not queue.heap:
-            self._even_out(replicas, now)
+            self._even_out([replica for replica in replicas if replica.server.tasks], now)
 
     def _view(self, server: Server) -> _Replica:
         worker = server.worker
@@ -103,6 +104,8 @@ class Feeder:
         for sequence, replica in self._scheduler.dispatches(queue, now, self._ask_again):
             replica.add(sequence, now, self._prefill_s)
             worker = replica.server.worker
+            if not replica.server.tasks:
+                continue
             chosen.setdefault((replica.server.tasks[sequence.step], worker.name), []).append(sequence)
             self._prefilled_at[worker.name, worker.life] = replica.prefilled_at
         for replica in replicas:

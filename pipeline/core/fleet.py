@@ -183,7 +183,10 @@ class Fleet:
 
     def loading(self, role: Role) -> list[Worker]:
         """Those whose version changes, or that wake with one."""
-        return self._of(role, WorkerState.LOADING) + self._of(role, WorkerState.WAKING)
+        return self._of(role, WorkerState.LOADING) + self.waking(role)
+
+    def waking(self, role: Role) -> list[Worker]:
+        return self._of(role, WorkerState.WAKING)
 
     def broken_group(self) -> list[Worker]:
         """The ranks that go on while another one has ended: nothing can come of that."""

@@ -84,13 +84,13 @@ class Placement:
     def _see(self, steps: list[StepProgress]) -> Needs:
         fleet = self._crew.fleet
         ranks = [w for w in fleet.workers.values() if w.role is Role.TRAIN]
-        asks_for_rollout = ("evaluate",) if fleet.there(Role.ROLLOUT) else ("evaluate", "prompts")
         waits = self._steps.is_waited_for
         num = {
             role: self._sequences.num_at(WAITING[role]) + self._sequences.num_at(RUNNING[role]) for role in INFERENCE
         }
         return Needs(
-            rollout=num[Role.ROLLOUT] > 0 or any(waits(stage, step) for step in steps for stage in asks_for_rollout),
+            rollout=num[Role.ROLLOUT] > 0
+            or any(waits(stage, step) for step in steps for stage in ("prompts", "evaluate")),
             reward=num[Role.REWARD] > 0 and any(waits("reward", step) for step in steps),
             train=any(rank.is_down for rank in ranks)
             or any(waits(stage, step) for step in steps for stage in ("train", "publish")),
