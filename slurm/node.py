@@ -81,7 +81,7 @@ class Place:
     patience_s: float
     heartbeat_s: float
     engine_s: float
-    slot_memory: int = 0
+    slot_memory: int
 
 
 class Node:

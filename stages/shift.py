@@ -43,6 +43,7 @@ class Shift:
         self._lock = threading.Lock()
         self._asked_at: float | None = None
         self._leaving: list[Task] = []
+        self._num_aborted_before = 0
 
     # --- down ------------------------------------------------------------------------------------------------------
 
@@ -50,6 +51,7 @@ class Shift:
         kill_point("down.begin")
         with self._lock:
             self._asked_at, self._leaving = time.monotonic(), self._in_need()
+            self._num_aborted_before = sum(task.num_aborted for task in self._leaving)
         for task in self._leaving:
             task.give(Order("leave"))
         self.go_on()
@@ -61,7 +63,7 @@ class Shift:
                 return
             asked_at, self._asked_at = self._asked_at, None
         kill_point("down.aborted")
-        num_aborted, self._leaving = sum(task.num_aborted for task in self._leaving), []
+        num_aborted = sum(task.num_aborted for task in self._leaving) - self._num_aborted_before
         ended_at = time.monotonic()
 
         def say() -> None:

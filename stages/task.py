@@ -66,7 +66,7 @@ class Task:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._delayed: DelayedSubmission | None = None
         self.num_aborted = 0
-        """Sequences that it has given back unfinished."""
+        """Sequences that it has given back unfinished so far."""
         self.paths = JobPaths(order.folder, job_id=order.task)
 
     # --- what the stage's function sees ----------------------------------------------------------------------------

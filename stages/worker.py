@@ -92,9 +92,10 @@ class Worker:
     def warm(self) -> None:
         """Have what every task needs and keeps: what it holds asleep does not grow by that later."""
         if self.engine is not None:
+            from stages.text import load_tokenizer
+
+            load_tokenizer(self.config.model.policy.path, self.config.model.trust_remote_code)
             assert self.tokenizer
-        if "queue" in self.options:
-            assert self.queue
 
     @property
     def queue_waited_s(self) -> float:

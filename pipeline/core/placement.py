@@ -27,28 +27,29 @@ class Placement:
         self._cause = ""
         self._num_asked = 0
         self._asked: int | None = None
+        self._is_unanswered = False
 
     def settle(self, steps: Iterable[StepProgress]) -> None:
         """Want what is needed, and perform what can be."""
         if not self._crew.blocks.all:
             return
         self._needs = self._see(list(steps))
-        self._placing.settle(self._needs, is_asking=self._asked is not None or bool(self._cause))
+        is_asking = self._asked is not None or bool(self._cause)
+        self._placing.settle(self._needs, is_asking=is_asking and not self._is_unanswered)
         self._crew.shifts.pursue()
 
     def take(self, event: PlanMade) -> None:
         """False moves, and what comes to a question that nobody asks any more, change nothing."""
         if event.number != self._asked:
             return
-        self._asked = None
+        self._asked, self._is_unanswered = None, False
         self._placing.plan(event.moves, self._needs)
         self._out.limit_to("plan", event.again_s, "time has passed")
 
     def expire(self, reason: str) -> None:
-        """It is time to ask, or an answer did not come."""
-        if self._asked is not None:
-            self._asked, reason = None, "no answer came"
-        self._cause = reason
+        """It is time to ask, or an answer did not come: until one comes nobody waits for it."""
+        self._is_unanswered = self._asked is not None
+        self._asked, self._cause = None, reason
 
     def ask(self) -> None:
         """At the end of each event: the planner, if something has happened and it does not think already."""

@@ -70,7 +70,8 @@ class Placing:
             case _:
                 if needs.rollout or needs.reward:
                     self._phase = Role.ROLLOUT if needs.rollout else Role.REWARD
-                return self._phase
+                    return self._phase
+                return block.wanted or self._phase
 
     def _give_one(self, role: Role, needs: Needs) -> None:
         """Nobody serves the role and something waits for it: a block that does nothing, or one of several of the

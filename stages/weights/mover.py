@@ -6,7 +6,8 @@
 
 A *pair* is a process group of two movers, an object of its own over a rendezvous file: it can be made and dropped
 while others go on, and no group has to shrink when a node is lost. Nothing here waits for ever: gloo ends a wait after
-the move's limit, and the agent kills a mover whose move takes too long, and starts it again.
+the move's limit, and the agent kills a mover whose move takes too long, and starts it again. What carries the bytes is
+a line (lines.py): gloo; with the option `device` NCCL, over a buffer on that device.
 
 The sender reads its own node's slot, the receiver writes into its own: no byte is held twice. With each MiB goes the
 sum of its words, so a version that was changed on its way is not whole, and can never be sealed.
@@ -14,7 +15,6 @@ sum of its words, so a version that was changed on its way is not whole, and can
 Shape suffixes: N bytes of an image, C bytes of a piece of it, S MiB.
 """
 
-import datetime
 import hashlib
 import os
 import queue
@@ -30,14 +30,14 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, PrefixStore, ProcessGroup, ProcessGroupGloo
+from torch.distributed import FileStore, PrefixStore
 
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps.store import Reader, Store, Writer
 from pipeline.kill_points import kill_point
+from stages.weights.lines import PIECE_BYTES, GlooLine, Line, StagedLine, nccl_group
 
-PIECE_BYTES = 32 << 20
 _MIB = 1 << 20
 _SENDER = 0
 _WORDS_IN_HEAD = 4
@@ -46,26 +46,26 @@ _WORDS_IN_HEAD = 4
 class Pair:
     """This mover's end of a process group of two."""
 
-    def __init__(self, first: wire.Move, host: str) -> None:
-        """`host`: the own address, for the other to connect to. Raises RuntimeError if it does not come in time."""
-        options = ProcessGroupGloo._Options()
-        options._timeout = datetime.timedelta(seconds=first.limit_s)
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    def __init__(self, first: wire.Move, host: str, device: str = "") -> None:
+        """`host`: the own address, for the other to connect to; `device`: that of NCCL, if it is to be that. Raises
+        RuntimeError if the other does not come in time."""
         store = PrefixStore(first.pair, FileStore(first.rendezvous, 2))
-        self._group: ProcessGroup = ProcessGroupGloo(store, first.rank, 2, options)
-        self._other = 1 - first.rank
+        self._line: Line
+        if device:
+            self._line = StagedLine(nccl_group(store, first.rank, 2, first.limit_s), torch.device(device))
+        else:
+            self._line = GlooLine(store, first.rank, host, first.limit_s)
 
     def send(self, held: Reader) -> int:
         """Returns the number of bytes. Raises RuntimeError if the other one refused or did not get what was sent."""
         image_N = _bytes_of(held)
-        self._send(torch.tensor([held.version, len(image_N), *_layout(held)]))
+        self._line.say(torch.tensor([held.version, len(image_N), *_layout(held)]))
         self._require(held.version, "was refused")
-        pieces = list(image_N.split(PIECE_BYTES))
-        works = [self._group.send([piece_C], self._other, tag) for tag, piece_C in enumerate(pieces)]
-        self._send(torch.cat([_sums(piece_C) for piece_C in pieces]))
-        kill_point("copy.sending")
-        for work in works:
-            work.wait()
+        sums = []
+        for piece_C in self._line.send(image_N.split(PIECE_BYTES)):
+            sums.append(_sums(piece_C))
+            kill_point("copy.sending")
+        self._line.say(torch.cat(sums))
         self._require(held.version, "did not arrive as it was sent")
         return len(image_N)
 
@@ -74,41 +74,27 @@ class Pair:
         not those sent."""
         image_N = _bytes_of(held)
         wanted = torch.tensor([held.version, len(image_N), *_layout(held)])
-        offered = self._receive(torch.empty(_WORDS_IN_HEAD, dtype=torch.int64))
+        offered = self._line.hear(torch.empty(_WORDS_IN_HEAD, dtype=torch.int64))
         is_wanted = torch.equal(offered, wanted)
-        self._send(torch.tensor([int(is_wanted)]))
+        self._line.say(torch.tensor([int(is_wanted)]))
         if not is_wanted:
             raise WeightsUnavailable(
                 f"offered was {offered.tolist()}, wanted {wanted.tolist()} (version, bytes, layout)"
             )
-        pieces = list(image_N.split(PIECE_BYTES))
-        works = [self._group.recv([piece_C], self._other, tag) for tag, piece_C in enumerate(pieces)]
-        sums_S = self._receive(torch.empty(sum(-(-len(p) // _MIB) for p in pieces), dtype=torch.int64))
         found = []
-        for piece_C, work in zip(pieces, works, strict=True):
-            work.wait()
-            found.append(_sums(piece_C))  # while the next one arrives
+        for piece_C in self._line.receive(image_N.split(PIECE_BYTES)):
+            found.append(_sums(piece_C))
             kill_point("copy.receiving")
-        is_whole = torch.equal(torch.cat(found), sums_S)
-        self._send(torch.tensor([int(is_whole)]))
+        sums_S = torch.cat(found)
+        is_whole = torch.equal(sums_S, self._line.hear(torch.empty_like(sums_S)))
+        self._line.say(torch.tensor([int(is_whole)]))
         if not is_whole:
             raise WeightsUnavailable(f"version {held.version} was changed on its way")
         return len(image_N)
 
-    def _send(self, words: Tensor) -> None:
-        self._group.send([words], self._other, _TALK).wait()
-
-    def _receive(self, words: Tensor) -> Tensor:
-        self._group.recv([words], self._other, _TALK).wait()
-        return words
-
     def _require(self, version: int, otherwise: str) -> None:
-        if not self._receive(torch.empty(1, dtype=torch.int64)).item():
+        if not self._line.hear(torch.empty(1, dtype=torch.int64)).item():
             raise RuntimeError(f"version {version} {otherwise}")
-
-
-_TALK = 1 << 20
-"""Tag of everything that is not a piece."""
 
 
 def _bytes_of(held: Reader | Writer) -> Tensor:
@@ -144,12 +130,13 @@ class _Making:
 
 
 class Mover:
-    """`store`: name of the node's store, which need not be there before the first move; `host`: see Pair."""
+    """`store`: name of the node's store, which need not be there before the first move; `host`, `device`: see Pair."""
 
-    def __init__(self, sock: socket.socket, store: str, host: str) -> None:
+    def __init__(self, sock: socket.socket, store: str, host: str, device: str = "") -> None:
         self._sock = sock
         self._name = store
         self._host = host
+        self._device = device
         self._saying = threading.Lock()
         self._pairs: dict[str, _Making] = {}
 
@@ -182,7 +169,7 @@ class Mover:
         while (move := inbox.get()) is not None:
             started = time.monotonic()
             try:
-                pair = pair or Pair(move, self._host)
+                pair = pair or Pair(move, self._host, self._device)
                 with self._hold(move) as held:
                     num_bytes = pair.send(held) if isinstance(held, Reader) else pair.receive(held)
             except Exception:
@@ -214,11 +201,11 @@ class Mover:
 
 
 def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
-    """Called in a fresh fork of the zygote, with the socket to the agent. Options: `host`, the node's own address, and
-    `alive_s`, how often to say that it lives."""
+    """Called in a fresh fork of the zygote, with the socket to the agent. Options: `host`, the node's own address,
+    `alive_s`, how often to say that it lives, and perhaps `device`, such as cuda:0, the same on both ends."""
     print(f"--- {order.start.worker} on {order.node}, attempt {order.attempt}, pid {os.getpid()}", flush=True)
     torch.set_num_threads(1)
     options = order.start.options
-    mover = Mover(sock, f"{order.gps}-policy", options["host"])
+    mover = Mover(sock, f"{order.gps}-policy", options["host"], options.get("device", ""))
     threading.Thread(target=mover.live, args=(options["alive_s"],), name="alive", daemon=True).start()
     mover.serve()

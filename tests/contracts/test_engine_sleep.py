@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -12,16 +11,9 @@ from stages.engines import counters
 from stages.engines.base import Engine
 from stages.engines.counters import Costly
 from tests.contracts.engine_case import KV_BYTES, MAX_NUM_SEQS, Case, a_request
-from tests.engines.tiny import collect, drain, run
+from tests.engines.tiny import collect, drain, private_bytes, run
 
 SLACK_BYTES = 4 << 20
-
-
-def private_bytes() -> int:
-    """Memory that this process has for itself, as the kernel counts it."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    (kib,) = (line.split()[1] for line in lines if line.startswith("Private_Dirty:"))
-    return int(kib) << 10
 
 
 @contextmanager

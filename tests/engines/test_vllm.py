@@ -18,7 +18,7 @@ from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
 from stages.engines.base import Engine, Output, Request
 from stages.weights.tensors import canonical, publish, views
-from tests.engines.tiny import VOCAB_SIZE, Rig, drain, load_vllm, make_model, one_collection, run
+from tests.engines.tiny import VOCAB_SIZE, Rig, drain, load_vllm, make_model, one_collection, private_bytes, run
 
 pytestmark = pytest.mark.vllm
 
@@ -134,6 +134,20 @@ def test_nothing_of_weights_and_caches_outlives_its_sleep(world: World, kind: st
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
     assert all(not cache.any() for cache in caches)
     assert [id(tensor) for tensor in (*model.parameters(), *caches)] == [id(tensor) for tensor in tensors]
+
+
+def test_the_memory_of_weights_goes_back_to_the_system(world: World) -> None:
+    """They lie between what stays, where freed memory is kept for later."""
+    model = make_model("wide", world.folder / "wide")
+    rig = world.rigs["wide"] = Rig.create(world.folder / "wide")
+    engine = rig.start(world.kind, kv_cache_bytes=1 << 20)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    for _ in range(3):
+        run(engine, questions())
+        awake = private_bytes()
+        engine.sleep()
+        assert awake - private_bytes() > 0.9 * weights > 16 << 20
+        wake(engine, rig)
 
 
 @pytest.mark.parametrize("kind", KINDS)

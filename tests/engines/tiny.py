@@ -1,6 +1,7 @@
 """Tiny models with random weights, and a rig to run one: a weight store and engines that read it.
 
 `dense` and `tied` are Qwen3, `moe` is Qwen3-MoE, all in float32 with 259 tokens (3 control tokens and the bytes).
+`wide` is `dense` with layers as large as those of real models: 20 MB in all.
 The first engine of a process must be the MoE's, if there is one: vLLM sets up groups of experts only once.
 """
 
@@ -38,6 +39,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_WIDE = {"hidden_size": 512, "intermediate_size": 1536}
 _EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
 
 
@@ -55,7 +57,9 @@ def make_model(kind: str, folder: Path) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(1)
-    if kind == "moe":
+    if kind == "wide":
+        model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE | _WIDE, tie_word_embeddings=False))
+    elif kind == "moe":
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **_EXPERTS, tie_word_embeddings=False))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=kind == "tied"))
@@ -185,3 +189,10 @@ def collect(said: dict[str, Output], outputs: Sequence[Output]) -> None:
             logprobs=old.logprobs + new.logprobs,
             finish=new.finish,
         )
+
+
+def private_bytes() -> int:
+    """Memory that this process has for itself, as the kernel counts it."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("Private_Dirty:"))
+    return int(kib) << 10

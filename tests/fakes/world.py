@@ -286,6 +286,10 @@ class World:
                 assert process.version >= process.oldest[order.task] and process.is_awake, (order, process)
                 for seq_id, turn in zip(order.ids, order.turns, strict=True):
                     self._claim(process, order.task, seq_id, (self.durable.attempts, turn))
+            case de.Abort():
+                for work in process.work:
+                    if work.id in order.ids and work.aborted_at is None:
+                        work.aborted_at = process.version
             case de.EndTask() if order.task in process.tasks:
                 assert order.task not in {w.task for w in process.work}, "nothing is left when a task is told to end"
                 del process.tasks[order.task]

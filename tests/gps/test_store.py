@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from pipeline.core.errors import RunError, WeightsUnavailable
 from pipeline.gps.store import Reader, Store, Writer, janitor
@@ -261,3 +262,28 @@ def test_too_large_for_shared_memory_is_said_with_numbers(store_name: str, tmp_p
     with pytest.raises(RunError, match=r"needs \d+ bytes, but /dev/shm has \d+ left"):
         Store.create(store_name, str(tmp_path), "float32", 0)
     assert not [f for f in os.listdir("/dev/shm") if f.startswith(store_name)]
+
+
+def test_page_tables_are_made_ahead_and_given_up(store_name: str, tmp_path: Path) -> None:
+    num_bytes = 40 << 20  # more than one piece
+
+    def mapped() -> int:
+        """Pages of shared memory in this process's page tables, in bytes."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem:"))
+
+    safetensors.numpy.save_file({"weight": np.full(num_bytes // 4, 7, np.float32)}, tmp_path / "model.safetensors")
+    store = Store.create(store_name, str(tmp_path), "float32", 0, slots=1)
+    try:
+        store.forget_pages()
+        nothing = mapped()
+        with store.read(0, 1.0) as reader:
+            reader.populate()
+            assert mapped() - nothing >= num_bytes
+        assert mapped() - nothing >= num_bytes, "whatever is held"
+        store.forget_pages()
+        assert mapped() - nothing < 1 << 20
+        with store.read(0, 1.0) as reader:
+            assert set(values(reader)) == {7}
+    finally:
+        store.unlink()

@@ -2,42 +2,60 @@
 
 import pytest
 
-from slurm.residents import SLACK_BYTES, Holdings
+from slurm.residents import DRIFT_BYTES, Holdings
 
 MIB = 1 << 20
 
 
+def seen(floor: int, awake: int) -> Holdings:
+    """At the first sleep and the first waking, in MiB."""
+    held = Holdings()
+    assert held.asleep(floor * MIB) == "" and held.wake(awake * MIB, 1, 0) == ""
+    return held
+
+
 @pytest.mark.parametrize(
-    ("floor", "awake", "later", "is_believed"),
+    ("floor", "awake", "before", "later", "is_believed"),
     [
-        (300, 1300, 300, True),
-        (300, 1300, 300 + 250 + 64, True),  # a quarter of the context, and the slack
-        (300, 1300, 300 + 250 + 65, False),
-        (300, 1300, 1300, False),
-        (300, 310, 360, True),  # whose context is small is not asked to shrink
-        (300, 280, 364, True),
+        (300, 1300, 1300, 300, True),
+        (300, 1300, 1300, 800, True),  # half of the context
+        (300, 1300, 1300, 801, False),
+        (300, 1300, 1300, 1300, False),
+        (300, 1300, 1500, 900, True),  # what it has gathered by working is not asked for
+        (170, 247, 310, 240, True),  # the quickstart's engine after 40 steps
+        (170, 247, 310, 300, False),
+        (40, 42, 80, 80, True),  # whose context is small is not asked to shrink
+        (300, 280, 280, 310, True),
     ],
 )
-def test_a_sleeper_may_hold_its_floor_and_a_part_of_its_context(
-    floor: int, awake: int, later: int, is_believed: bool
+def test_a_sleep_frees_half_of_what_the_first_waking_took(
+    floor: int, awake: int, before: int, later: int, is_believed: bool
 ) -> None:
-    held = Holdings()
-    assert held.asleep(floor * MIB) == ""
-    assert held.wake(awake * MIB, 1, 0) == ""
+    held = seen(floor, awake)
+    held.before = before * MIB
     assert (held.asleep(later * MIB) == "") is is_believed
 
 
-def test_floor_and_context_are_those_of_the_first_time() -> None:
-    """Else what leaks slowly would never be seen."""
-    held, leaked = Holdings(), 0
-    held.asleep(100 * MIB)
-    held.wake(500 * MIB, 1, 0)
-    while not (fault := held.asleep(100 * MIB + leaked)):
-        leaked += 10 * MIB
-        assert held.wake(500 * MIB + leaked, 1, 0) == "" and leaked < 400 * MIB
-    assert leaked == 170 * MIB > SLACK_BYTES
+def test_without_another_measurement_it_must_shrink_from_its_last_waking() -> None:
+    held = seen(300, 1300)
+    assert held.asleep(300 * MIB) == "" and held.wake(1400 * MIB, 1, 0) == ""
+    assert held.asleep(900 * MIB) == ""
+    assert held.wake(1400 * MIB, 1, 0) == ""
+    fault = held.asleep(901 * MIB)
     assert fault == (
-        "it says that it sleeps, and holds 270 MiB: 264 MiB are allowed, after 100 MiB at its first sleep and 400 MiB "
+        "it says that it sleeps, and holds 901 MiB: that is 499 MiB less than before, of 1000 MiB that its first "
+        "waking took"
+    )
+
+
+def test_what_leaks_a_little_each_time_is_seen_in_the_end() -> None:
+    held, leaked = seen(100, 500), 0
+    while not (fault := held.asleep((100 + leaked) * MIB)):
+        leaked += 10
+        assert held.wake((500 + leaked) * MIB, 1, 0) == "" and leaked < 1000
+    assert leaked == (200 + DRIFT_BYTES // MIB) // 10 * 10 + 10 == 460
+    assert fault == (
+        "it says that it sleeps, and holds 560 MiB: 556 MiB are allowed, after 100 MiB at its first sleep and 400 MiB "
         "more at its first waking"
     )
 
