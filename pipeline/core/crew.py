@@ -248,7 +248,7 @@ class Crew:
         for worker in self.fleet.broken_group():
             worker.dismiss("another rank of the training group has ended")
             self.fence(worker)
-        self.fleet.place()
+        self.fleet.place(is_short=bool(self.given_up))
         self.blocks.refresh()
         self.shifts.start_due()
         if self._are_all_there and len(self.fleet.nodes) == len(self.memories):
@@ -263,9 +263,14 @@ class Crew:
         yielding = self.fleet.yielding(missing[0]) if self.given_up else []
         if not yielding:
             self._out.end("failed", f"no node has slots left for {', '.join(missing)}; free: {self.fleet.free()}")
+            return
         for worker in yielding:
-            worker.dismiss(f"its slots are needed for {missing[0]}")
-            self.fence(worker)
+            if worker.dismiss(f"its slots are needed for {missing[0]}"):
+                self.fence(worker)
+            elif worker.is_down:
+                del self.fleet.workers[worker.name]
+        if all(worker.is_down for worker in yielding):
+            self._regroup()
 
     def _start_all(self, workers: list[Worker]) -> None:
         self._num_starts += 1

@@ -90,10 +90,13 @@ class Fleet:
         for worker in [w for w in self.workers.values() if w.node == node]:
             del self.workers[worker.name]
 
-    def place(self) -> None:
+    def place(self, *, is_short: bool = False) -> None:
         """Bind what has no binding, or one to a node that is lost, as far as free slots reach; what is essential
-        first. A replica stays on one node, and on that for as long as it is there."""
+        first. A replica stays on one node, and on that for as long as it is there. `is_short`: slots that become free
+        are kept for what is essential, until all of that is bound."""
         for place in self._places:
+            if is_short and not place.is_essential and self.missing(essential=True):
+                return
             worker = self.workers.get(place.name)
             if worker is not None and (worker.node in self.nodes or not worker.is_down):
                 continue
@@ -134,31 +137,35 @@ class Fleet:
         return [p.name for p in self._places if p.name not in self.workers and (p.is_essential or not essential)]
 
     def yielding(self, name: str) -> list[Worker]:
-        """The replicas that have to give up their slots on some node, so that `name` fits there; none if it fits
-        nowhere."""
+        """The replicas that have to give up their slots on some node, so that `name` fits there, as few as possible;
+        none if it fits nowhere."""
         wanted = next(place for place in self._places if place.name == name)
-        needed = wanted.num_slots
+        essential = {place.name for place in self._places if place.is_essential}
+        found: list[list[Worker]] = []
         for node in self.nodes:
-            num_free, chosen = len(self.free_slots(node, wanted.role)), []
-            for place in reversed(self._places):
-                worker = self.workers.get(place.name)
-                if num_free < needed and worker and worker.node == node and not place.is_essential:
-                    chosen.append(worker)
-                    num_free += place.num_slots
-            if num_free >= needed:
-                return chosen
-        return []
+            here = [worker for worker in self.workers.values() if worker.node == node]
+            step = wanted.num_slots if self.shared else 1
+            for start in range(0, self.nodes[node] - wanted.num_slots + 1, step):
+                slots = range(start, start + wanted.num_slots)
+                strays = any(set(stray.slots) & set(slots) for stray in self.strays.get(node, ()))
+                holders = [w for w in here if set(w.slots) & set(slots) and not self._may_share(w, wanted.role)]
+                if not strays and not any(worker.name in essential for worker in holders):
+                    found.append(holders)
+        return min(found, key=len, default=[])
 
     def free_slots(self, node: str, role: Role | None = None) -> list[int]:
         """`role`: whose workers may be bound to slots of those with whom it shares, too."""
         taken = {
             s
             for w in self.workers.values()
-            if w.node == node and (w.role is role or role not in self.shared or not w.is_shared)
+            if w.node == node and not (role and self._may_share(w, role))
             for s in w.slots
         }
         taken.update(s for stray in self.strays.get(node, ()) for s in stray.slots)
         return [s for s in range(self.nodes[node]) if s not in taken]
+
+    def _may_share(self, worker: Worker, role: Role) -> bool:
+        return worker.is_shared and role in self.shared and worker.role is not role
 
     def _is_barred(self, worker: Worker) -> bool:
         """A stray has its name or its slots."""
