@@ -271,7 +271,7 @@ class Controller:
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
         spans, began, ended = self.core.window(step)
-        return step_row(step, parts, *parts.whole(spans, began), ended) | self.watcher.metrics(step)
+        return step_row(step, parts, *parts.whole(spans, began), ended, self.watcher.metrics(step))
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow: the run got further."""
