@@ -46,21 +46,24 @@ class Wake(_Message, frozen=True):
 
 class Slept(_Message, frozen=True):
     """Its slots are free: what it still holds, `held_bytes` as its agent measured them, is no more than it may.
-    `seconds`: by phase (`tasks`, `release`); `num_aborted` sequences went back."""
+    `seconds`: by phase (`tasks`, `release`); `num_aborted` sequences went back. `costly`: how often its process has
+    done so far what no shift may do (stages.engines.counters)."""
 
     worker: str
     held_bytes: int
     num_aborted: int
     seconds: dict[str, float]
+    costly: dict[str, int] = {}
 
 
 class Woken(_Message, frozen=True):
-    """`seconds`: by phase (`read`, `cache`; a trainer's: `restore`)."""
+    """`seconds`: by phase (`read`, `cache`; a trainer's: `restore`). `costly`: as in Slept."""
 
     worker: str
     version: int
     held_bytes: int
     seconds: dict[str, float]
+    costly: dict[str, int] = {}
 
 
 class WakeFailed(_Message, frozen=True):

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline import wire
@@ -23,6 +24,7 @@ from pipeline.kill_points import kill_point
 from pipeline.memory import device_bytes
 from pipeline.stage import Order
 from pipeline.wire_shift import Prepare, Slept, Wake, WakeFailed, Woken
+from stages.engines import counters
 from stages.task import Task
 
 if TYPE_CHECKING:
@@ -68,8 +70,14 @@ class Shift:
 
         def say() -> None:
             seconds = {"tasks": ended_at - asked_at, "release": time.monotonic() - ended_at}
-            name, held = self._worker.name, held_bytes()
-            self._say(Slept(worker=name, held_bytes=held, num_aborted=num_aborted, seconds=seconds))
+            slept = Slept(
+                worker=self._worker.name,
+                held_bytes=held_bytes(),
+                num_aborted=num_aborted,
+                seconds=seconds,
+                costly=asdict(counters.so_far()),
+            )
+            self._say(slept)
 
         self.release(say)
 
@@ -140,7 +148,14 @@ class Shift:
             self._say(WakeFailed(worker=worker.name, reason=reason))
             return
         kill_point("up.done")
-        self._say(Woken(worker=worker.name, version=worker.version, held_bytes=held_bytes(), seconds=seconds))
+        woken = Woken(
+            worker=worker.name,
+            version=worker.version,
+            held_bytes=held_bytes(),
+            seconds=seconds,
+            costly=asdict(counters.so_far()),
+        )
+        self._say(woken)
 
     def _weights(self, version: int) -> tuple[Store, int]:
         is_judge = self._worker.role is Role.REWARD
