@@ -24,7 +24,8 @@ from pipeline.core.feeding import Feeder, Server
 from pipeline.core.fleet import Capacity
 from pipeline.core.outbox import Outbox
 from pipeline.core.placement import Placement
-from pipeline.core.sequences import WAITING, Sequence, Sequences, plan_batch
+from pipeline.core.scheduler import WaitingQueue
+from pipeline.core.sequences import RUNNING, WAITING, Sequence, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.tasks import NEEDS_NO_SLOTS, SERVING, Task, Tasks
 from pipeline.core.worker import Worker
@@ -310,7 +311,7 @@ class Core:
         if role is None:
             return False
         tasks = step.tasks[stage.name]
-        assert len(self.sequences.of_step(step.step)) == self.plan.sequences_per_step, step
+        assert self.sequences.size(step.step) == self.plan.sequences_per_step, step
         if self._is_to_serve(stage, step):
             for worker in self.fleet.ready(role):
                 if worker.name not in tasks.values():
@@ -326,20 +327,31 @@ class Core:
         return False
 
     def _is_to_serve(self, stage: Stage, step: StepProgress) -> bool:
-        return any(seq.place.role in _LEADS_TO[stage.name] for seq in self.sequences.of_step(step.step))
+        places = (place for role in _LEADS_TO[stage.name] for place in (WAITING[role], RUNNING[role]))
+        return self.sequences.num_of(step.step, *places) > 0
 
     def _feed(self, role: Role, steps: list[StepProgress]) -> None:
         """Give what waits to the replicas, those of rollout only if they serve the newest version: then no token is
         older than the step allows, and the versions of a sequence never decrease."""
-        stage = role.value
+        stage, place, feeder = role.value, WAITING[role], self._feeders[role]
         served = {step.step: step.tasks[stage] for step in steps if step.stages[stage] is Progress.RUNNING}
-        waiting = [self.sequences[i] for i in self.sequences.waiting[WAITING[role]]]
-        waiting = [seq for seq in waiting if seq.step in served]
-        if role is Role.ROLLOUT:
-            waiting = [seq for seq in waiting if self._oldest_version(seq) <= self.versions.current]
-        if served and (waiting or self._feeders[role].is_uneven):
-            servers = self._servers(role, {step: served[step] for step in {seq.step for seq in waiting} or served})
-            self._feeders[role].feed(waiting, servers, self._out.now)
+        num = {step: self.sequences.num_of(step, place) for step in served}
+        if not served or not (any(num.values()) or feeder.is_uneven):
+            return
+        is_rollout = role is Role.ROLLOUT
+        is_free = not is_rollout or all(self.plan.oldest_version(step) <= self.versions.current for step in served)
+        if is_rollout and self.sequences.newest_version > self.versions.current:
+            is_free = False
+        if is_free and sum(num.values()) == self.sequences.num_at(place):
+            queue, due = self.sequences.queue(role), {step for step in served if num[step]}
+        else:
+            waiting = [seq for i in self.sequences.waiting[place] if (seq := self.sequences[i]).step in served]
+            if is_rollout:
+                waiting = [seq for seq in waiting if self._oldest_version(seq) <= self.versions.current]
+            queue, due = WaitingQueue(waiting), {seq.step for seq in waiting}
+        if len(queue) or feeder.is_uneven:
+            servers = self._servers(role, {step: served[step] for step in due or served})
+            feeder.feed(queue, servers, self._out.now)
 
     def _servers(self, role: Role, served: dict[int, dict[str, str]]) -> list[Server]:
         """The replicas that take sequences of all these steps."""

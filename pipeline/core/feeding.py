@@ -72,15 +72,13 @@ class Feeder:
         """A replica did: others may be crowded."""
         self.is_uneven = self._may_move
 
-    def feed(self, waiting: Iterable[Sequence], servers: Iterable[Server], now: float) -> None:
-        queue = WaitingQueue(waiting)
-        if not queue.heap and not self.is_uneven:
-            return
+    def feed(self, queue: WaitingQueue[Sequence], servers: Iterable[Server], now: float) -> None:
+        """What is dispatched leaves the queue."""
         replicas = [self._view(server) for server in servers]
-        if queue.heap:
-            self._dispatch(queue, replicas, now)
+        kept = self._dispatch(queue, replicas, now) if queue.heap else []
         if self.is_uneven and replicas and not queue.heap:
             self._even_out([replica for replica in replicas if replica.server.tasks], now)
+        queue.put(kept)
 
     def _view(self, server: Server) -> _Replica:
         worker = server.worker
@@ -97,14 +95,17 @@ class Feeder:
             prefilled_at=self._prefilled_at.get((worker.name, worker.life), -math.inf),
         )
 
-    def _dispatch(self, queue: WaitingQueue[Sequence], replicas: list[_Replica], now: float) -> None:
+    def _dispatch(self, queue: WaitingQueue[Sequence], replicas: list[_Replica], now: float) -> list[Sequence]:
+        """Returns those that have a place kept where they cannot be given yet."""
         for replica in replicas:
             self._scheduler.offer(replica)
         chosen: dict[tuple[str, str], list[Sequence]] = {}
+        kept: list[Sequence] = []
         for sequence, replica in self._scheduler.dispatches(queue, now, self._ask_again):
             replica.add(sequence, now, self._prefill_s)
             worker = replica.server.worker
             if not replica.server.tasks:
+                kept.append(sequence)
                 continue
             chosen.setdefault((replica.server.tasks[sequence.step], worker.name), []).append(sequence)
             self._prefilled_at[worker.name, worker.life] = replica.prefilled_at
@@ -114,6 +115,7 @@ class Feeder:
             ids = tuple(seq.id for seq in sequences)
             turns = tuple(self._sequences.dispatch(i, task) for i in ids)
             self._out.emit(Dispatch(task=task, worker=worker_name, ids=ids, turns=turns))
+        return kept
 
     def _ask_again(self, when: float) -> None:
         self._out.limit_to(f"feed:{self.role}", when - self._out.now, "a prefill is done")

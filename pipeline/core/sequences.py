@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from pipeline.core.events import INFERENCE, Finish, RestoredSequence, Role, SegmentInfo, VerdictInfo
+from pipeline.core.scheduler import WaitingQueue
 
 
 class SequenceState(StrEnum):
@@ -141,6 +142,10 @@ class Sequences:
         self._running: dict[str, dict[str, None]] = {}  # by task
         self._context: Counter[str] = Counter()  # of these, in sum
         self._num_at: Counter[Place] = Counter()
+        self._num_of: dict[int, Counter[Place]] = {}
+        self._queues: dict[Place, WaitingQueue[Sequence]] = {place: WaitingQueue() for place in WAITING.values()}
+        self.newest_version = 0
+        """No sequence has a token of a newer one, or may have."""
         self.waiting: dict[Place, deque[str]] = {place: deque() for place in WAITING.values()}
 
     def __getitem__(self, seq_id: str) -> Sequence:
@@ -165,6 +170,21 @@ class Sequences:
 
     def num_at(self, place: Place) -> int:
         return self._num_at[place]
+
+    def num_of(self, step: int, *places: Place) -> int:
+        """How many sequences of the step are at one of these."""
+        num = self._num_of.get(step)
+        return 0 if num is None else sum(num[place] for place in places)
+
+    def size(self, step: int) -> int:
+        return len(self._by_step.get(step, ()))
+
+    def queue(self, role: Role) -> WaitingQueue[Sequence]:
+        """All that wait for it, in their turn. Who takes one out of it dispatches it, or puts it back."""
+        place = WAITING[role]
+        if len(self._queues[place]) != len(self.waiting[place]):
+            self._queues[place] = WaitingQueue(self._by_id[i] for i in self.waiting[place])
+        return self._queues[place]
 
     def admit(self, step: int, ids: Listed[str], num_prompt_tokens: Listed[int] = ()) -> None:
         """Known ids are left as they are, but for the length of their prompts: admission is repeated after a crash."""
@@ -209,16 +229,18 @@ class Sequences:
         seq = self._owned(task, segment.id)
         if seq is None or (segment.num_tokens and segment.idx < seq.num_segments):
             return False
-        if not self._move(seq, CHANGE_OF[segment.finish]):
+        change = CHANGE_OF[segment.finish]
+        if (seq.place, change) not in LIFE:
             return False
         if segment.num_tokens:
             assert seq.max_version is None or segment.version >= seq.max_version, (seq, segment)
             seq.num_tokens += segment.num_tokens
-            if seq.task:
-                self._context[seq.task] += segment.num_tokens
+            self._context[task] += segment.num_tokens
             seq.num_segments = segment.idx + 1
             seq.min_version = segment.version if seq.min_version is None else seq.min_version
             seq.max_version = segment.version
+            self.newest_version = max(self.newest_version, segment.version)
+        self._must_move(seq, change)  # when its tokens are counted: its turn depends on them
         return True
 
     def judge(self, task: str, verdict: VerdictInfo) -> bool:
@@ -239,6 +261,7 @@ class Sequences:
     def suspect(self, version: int) -> None:
         """What was lost may have put segments of versions up to this one, and not said so: those who were dispatched
         before go on under no older one."""
+        self.newest_version = max(self.newest_version, version)
         for seq_id in self.waiting[WAITING[Role.ROLLOUT]]:
             seq = self._by_id[seq_id]
             if seq.turn:
@@ -264,13 +287,25 @@ class Sequences:
             seq = self._by_id.pop(seq_id)
             self._num_at[seq.place] -= 1
             assert seq.place in (TRAINED, DROPPED), seq
+        self._num_of.pop(step, None)
 
     def _insert(self, seq: Sequence) -> None:
         self._by_id[seq.id] = seq
         self._by_step.setdefault(seq.step, []).append(seq.id)
         self._num_at[seq.place] += 1
+        self._num_of.setdefault(seq.step, Counter())[seq.place] += 1
+        self.newest_version = max(self.newest_version, seq.max_version or 0)
         if seq.place in self.waiting:
             self.waiting[seq.place].append(seq.id)
+            self._line_up(seq)
+
+    def _line_up(self, seq: Sequence) -> None:
+        """It waits now. A queue that lacks some, or has too many, is made again when it is asked for."""
+        queue = self._queues[seq.place]
+        if len(queue) + 1 == len(self.waiting[seq.place]):
+            queue.put([seq])
+        else:
+            queue.heap.clear()
 
     def _owned(self, task: str, seq_id: str) -> Sequence | None:
         seq = self._by_id.get(seq_id)
@@ -286,13 +321,15 @@ class Sequences:
         if after is None:
             return False
         before, seq.place = seq.place, after
-        self._num_at[before] -= 1
-        self._num_at[after] += 1
+        for num in (self._num_at, self._num_of[seq.step]):
+            num[before] -= 1
+            num[after] += 1
         if before in self.waiting:
             self.waiting[before].remove(seq.id)
         if after in self.waiting:
             queue = self.waiting[after]
             (queue.append if change is SequenceChange.GENERATED else queue.appendleft)(seq.id)
+            self._line_up(seq)
         if seq.task and after.state is not SequenceState.RUNNING:
             del self._running[seq.task][seq.id]
             self._context[seq.task] -= seq.context
