@@ -246,7 +246,7 @@ def counted(report: EngineReport) -> EngineCounts:
 
 
 def test_the_abort_of_64_takes_a_step_and_little_more() -> None:
-    """From the order to the last output. (benchmarks/migrate.py measures a real engine.)"""
+    """From the order to the last output. (benchmarks/migration.py measures a real engine.)"""
     hosted, times = Hosted(lambda request: Script(tokens=[1] * 1000, finish="")), []
     for _ in range(20):
         box: Outbox = queue.SimpleQueue()
