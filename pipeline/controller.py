@@ -77,7 +77,7 @@ def make_plan(config: Config) -> RunPlan:
         mode=ModeName(config.placement.mode),
         block_slots=block_slots(config),
         has_planner=config.placement.mode == "shiftable",
-        may_move=not config.is_strict,
+        is_strict=config.is_strict,
         capacities={
             role: Capacity(max_num_seqs=engine.max_num_seqs, longest=num_tokens)
             for role, engine, num_tokens in zip(INFERENCE, engines, longest, strict=True)
