@@ -21,6 +21,7 @@ from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
 from pipeline.run_folder import write_atomic
+from pipeline.simulator.profiles import GPUS
 
 
 class Run(Section):
@@ -46,12 +47,24 @@ class Cluster(Section):
     kind: Literal["local", "slurm"] = "local"
     nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
     min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
+    gpu: str = Field(
+        default="",
+        description="Kind of GPU, as `simulate --gpu` knows it: what the planner believes of costs until they are "
+        "measured; empty: not known",
+    )
     slots_per_node: Int = Field(default=3, ge=1, description="GPUs per node; on a CPU machine worker threads")
     slot_memory: Int = Field(
         default=0, ge=0, description="Bytes that who is awake on a slot may hold; 0: as many as the device has"
     )
     env: dict[str, str] = Field(default={}, description="Environment variables of workers")
     slurm: Slurm = Slurm()
+
+    @field_validator("gpu")
+    @classmethod
+    def _is_known(cls, gpu: str) -> str:
+        if gpu and gpu not in GPUS:
+            raise ValueError(f"no GPU {gpu!r}; valid: {', '.join(GPUS)}")
+        return gpu
 
 
 class Model(Section):

@@ -1,10 +1,31 @@
-"""Whether what a configuration asks for fits into its cluster: ranks, replicas, slots, nodes."""
+"""Whether what a configuration asks for fits into its cluster: ranks, replicas, slots, nodes, blocks."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pipeline.core.events import Role
+from pipeline.core.fleet import Fleet, Replicas
+from pipeline.core.modes import SHARED, ModeName, fill
+
 if TYPE_CHECKING:
     from pipeline.config import Config
+
+
+def replicas_of(config: "Config", num_nodes: int = 0) -> tuple[Replicas, ...]:
+    """What is placed, on all nodes or on so many."""
+    roles, cluster = config.placement.roles, config.cluster
+    wanted = (
+        Replicas(role=Role.ROLLOUT, replicas=roles.rollout.replicas, slots=roles.rollout.slots),
+        Replicas(role=Role.REWARD, replicas=roles.reward.replicas, slots=roles.reward.slots),
+        Replicas(role=Role.TRAIN, replicas=config.trainer.ranks, slots=roles.train.slots),
+    )
+    return fill(ModeName(config.placement.mode), wanted, [cluster.slots_per_node] * (num_nodes or cluster.nodes))
+
+
+def block_slots(config: "Config") -> int:
+    """Slots that change hands together."""
+    roles = config.placement.roles
+    return max(roles.rollout.slots, roles.reward.slots)
 
 
 def room_faults(config: "Config") -> Iterator[str]:
@@ -17,7 +38,14 @@ def room_faults(config: "Config") -> Iterator[str]:
             f"placement.roles.train.replicas is {roles.train.replicas}, must be 1: trainer.ranks says how many "
             "processes train, placement.roles.train.slots how many slots each of them has"
         )
-    train = trainer.ranks * roles.train.slots
+    if cluster.min_nodes > cluster.nodes:
+        yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
+    yield from _of_own_slots(config) if config.placement.mode == "disaggregated" else _of_shared_slots(config)
+
+
+def _of_own_slots(config: "Config") -> Iterator[str]:
+    cluster, roles = config.cluster, config.placement.roles
+    train = config.trainer.ranks * roles.train.slots
     wanted = train + sum(role.replicas * role.slots for role in (roles.rollout, roles.reward))
     have = cluster.nodes * cluster.slots_per_node
     if wanted > have:
@@ -25,8 +53,6 @@ def room_faults(config: "Config") -> Iterator[str]:
             f"placement.roles and trainer.ranks want {wanted} slots, the cluster has {have} "
             f"(cluster.nodes {cluster.nodes} x cluster.slots_per_node {cluster.slots_per_node})"
         )
-    if cluster.min_nodes > cluster.nodes:
-        yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
     wanted = train + roles.rollout.slots + roles.reward.slots
     have = cluster.min_nodes * cluster.slots_per_node
     if cluster.min_nodes and wanted > have:
@@ -34,3 +60,53 @@ def room_faults(config: "Config") -> Iterator[str]:
             f"cluster.min_nodes {cluster.min_nodes} x cluster.slots_per_node {cluster.slots_per_node} are {have} "
             f"slots, but one rollout replica, one reward replica and all trainer.ranks want {wanted}"
         )
+
+
+def _of_shared_slots(config: "Config") -> Iterator[str]:
+    cluster, roles, mode = config.cluster, config.placement.roles, config.placement.mode
+    if mode == "colocated" and config.algorithm.staleness:
+        yield f"placement.mode colocated is synchronous: algorithm.staleness is {config.algorithm.staleness}, must be 0"
+    if config.by_steps:
+        yield (
+            f"placement.mode {mode} needs cluster.slurm.launcher: fork; workers that are steps of their own do not "
+            "share their slots"
+        )
+    size, sizes = block_slots(config), {name: getattr(roles, name).slots for name in ("rollout", "reward", "train")}
+    for name, num in sizes.items():
+        if size % num and num % size:
+            yield (
+                f"placement.roles.{name}.slots is {num}, but slots change hands in blocks of {size} (the larger of "
+                f"rollout's and reward's): neither is a multiple of the other"
+            )
+            return
+    if cluster.slots_per_node % size:
+        yield (
+            f"cluster.slots_per_node {cluster.slots_per_node} is no multiple of {size}, the slots that change hands "
+            "together (the larger of placement.roles.rollout.slots and placement.roles.reward.slots)"
+        )
+        return
+    yield from _of_blocks(config, cluster.nodes, f"cluster.nodes {cluster.nodes}")
+    if cluster.min_nodes:
+        yield from _of_blocks(config, cluster.min_nodes, f"cluster.min_nodes {cluster.min_nodes}")
+
+
+def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
+    """Everything is placed as the run would do it."""
+    cluster = config.cluster
+    mode = ModeName(config.placement.mode)
+    wanted = replicas_of(config, num_nodes)
+    fleet = Fleet(wanted, SHARED[mode])
+    for number in range(num_nodes):
+        fleet.join(str(number), cluster.slots_per_node)
+    fleet.place()
+    missing = [f"{w.role}" for w in wanted if not w.replicas] + fleet.missing(essential=True)
+    if missing:
+        yield (
+            f"placement.mode {mode} on {where} x cluster.slots_per_node {cluster.slots_per_node} has no room for "
+            f"{', '.join(missing)}"
+        )
+        return
+    schedule = config.placement.planner.schedule
+    num_blocks = num_nodes * cluster.slots_per_node // block_slots(config)
+    if wrong := [block for shift in schedule for block in shift.blocks if not 0 <= block < num_blocks]:
+        yield f"placement.planner.schedule names block {wrong[0]}; there are {num_blocks}, from 0"

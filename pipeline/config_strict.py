@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.compose import Tree, merge, nest
+from pipeline.config_room import replicas_of
+from pipeline.core.events import Role
+from pipeline.core.modes import SHARED, ModeName
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -41,10 +44,14 @@ def strict_faults(config: "Config") -> Iterator[str]:
         yield f"placement.admission is {config.placement.admission}, must be barrier"
     if config.rollout.on_update != "recompute":
         yield f"rollout.on_update is {config.rollout.on_update}, must be recompute"
-    roles = config.placement.roles
-    for name, role in (("rollout", roles.rollout), ("reward", roles.reward)):
-        if role.replicas != 1:
-            yield f"placement.roles.{name}.replicas is {role.replicas}, must be 1"
+    is_shared = SHARED[ModeName(config.placement.mode)]
+    for placed in replicas_of(config):
+        if placed.role is Role.TRAIN or placed.replicas == 1:
+            continue
+        if placed.role in is_shared:
+            yield f"placement.mode {config.placement.mode} gives {placed.role} {placed.replicas} replicas, must be 1"
+        else:
+            yield f"placement.roles.{placed.role}.replicas is {placed.replicas}, must be 1"
     for path, engine in zip(_ENGINES, (config.rollout.engine, config.reward.genrm.engine), strict=True):
         place = ".".join(path)
         if engine.enable_prefix_caching:

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING
 from pipeline.begin import Begun, Cluster, begin
 from pipeline.checkpoint import Newest, store_of
 from pipeline.config import Config
+from pipeline.config_room import block_slots, replicas_of
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.errors import PivotError, RunError
-from pipeline.core.events import Role
-from pipeline.core.fleet import Replicas
+from pipeline.core.events import INFERENCE
+from pipeline.core.fleet import Capacity
+from pipeline.core.modes import ModeName
+from pipeline.core.worker import WorkerState
 from pipeline.disk import Reserve, explain_full, is_full_error
 from pipeline.journal import Journal
 from pipeline.metrics import Row, step_row
@@ -35,6 +38,7 @@ from pipeline.status import EXIT_CODES, StatusFile
 from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
+from pipeline.watcher import Watcher
 
 if TYPE_CHECKING:
     from pipeline.queue.client import QueueClient
@@ -51,16 +55,12 @@ Launch = Callable[[str, str, str], None]
 
 
 def make_plan(config: Config) -> RunPlan:
-    roles = config.placement.roles
-    placed = (
-        (Role.ROLLOUT, roles.rollout.replicas, roles.rollout.slots),
-        (Role.REWARD, roles.reward.replicas, roles.reward.slots),
-        (Role.TRAIN, config.trainer.ranks, roles.train.slots),
-    )
+    engines = config.rollout.engine, config.reward.genrm.engine
+    longest = config.rollout.max_response_length, config.reward.genrm.max_tokens
     return RunPlan(
         total_steps=config.trainer.total_training_steps,
         sequences_per_step=config.sequences_per_step,
-        replicas=tuple(Replicas(role=role, replicas=num, slots=slots) for role, num, slots in placed),
+        replicas=replicas_of(config),
         num_nodes=config.cluster.nodes,
         min_nodes=config.cluster.min_nodes or config.cluster.nodes,
         save_freq=config.checkpoint.save_freq,
@@ -70,9 +70,18 @@ def make_plan(config: Config) -> RunPlan:
         save_s=config.limits.save_s,
         publish_s=config.limits.publish_s,
         engine_start_s=config.limits.engine_start_s,
+        shift_s=config.limits.shift_s,
         staleness=config.algorithm.staleness,
         is_streaming=config.placement.admission == "stream",
         keep_kv=config.rollout.on_update == "keep_kv",
+        mode=ModeName(config.placement.mode),
+        block_slots=block_slots(config),
+        has_planner=config.placement.mode == "shiftable",
+        may_move=not config.is_strict,
+        capacities={
+            role: Capacity(max_num_seqs=engine.max_num_seqs, longest=num_tokens)
+            for role, engine, num_tokens in zip(INFERENCE, engines, longest, strict=True)
+        },
     )
 
 
@@ -165,6 +174,8 @@ class Controller:
             end_node=self.nodes.end,
             copies=self.nodes.copies,
         )
+        self.watcher = self.shell.watcher = Watcher(self.core, self.config, self.shell.post, self.run)
+        self._opened.callback(self.watcher.close)
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
         for sig in STOPPING:
             asyncio.get_running_loop().add_signal_handler(sig, self._interrupt, sig)
@@ -251,7 +262,7 @@ class Controller:
         """Writes status.json while the run goes on; endless."""
         while True:
             workers = self.core.fleet.workers
-            if workers and all(w.state == "ready" for w in workers.values()):
+            if workers and all(w.state in (WorkerState.READY, WorkerState.ASLEEP) for w in workers.values()):
                 self.tracking.open()
                 self.status.value["status"] = "running"
                 self.status.value["mlflow"] = self.tracking.location
@@ -260,7 +271,7 @@ class Controller:
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
         spans, began, ended = self.core.window(step)
-        return step_row(step, parts, *parts.whole(spans, began), ended)
+        return step_row(step, parts, *parts.whole(spans, began), ended) | self.watcher.metrics(step)
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow: the run got further."""

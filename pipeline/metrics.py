@@ -6,6 +6,7 @@ their own prefixes (`genrm/`, `queue/`, `mismatch/`, `tracking/`).
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 Row = dict[str, float | None]
@@ -34,14 +35,22 @@ class Parts(Protocol):
     def queue_depth(self) -> int: ...
 
 
-def step_row(step: int, parts: Parts, spans: Iterable[Span], began: float, ended: float) -> Row:
-    """The row of `step`, which lasted from `began` to `ended` (the end of the step before, and its own).
+def step_row(
+    step: int,
+    parts: Parts,
+    spans: Iterable[Span],
+    began: float,
+    ended: float,
+    watched: Mapping[str, float] = MappingProxyType({}),
+) -> Row:
+    """The row of `step`, which lasted from `began` to `ended` (the end of the step before, and its own). `watched`:
+    what the watcher has to say of that time.
 
     `spans` are the stages that ran in between, on the same clock; one may overlap another (a save runs beside the
     next rollout). `timing_s/control` is the time in which none of them ran. `perf/throughput` counts the response
     tokens of the step's batch, those of groups without variance too, per second of the whole step.
     """
-    row = _merged(task for tasks in parts.metrics.values() for task in tasks)
+    row = _merged(task for tasks in parts.metrics.values() for task in tasks) | dict(watched)
     row["training/global_step"] = float(step)
     row["queue/depth"] = float(parts.queue_depth)
     row[TRAINED], row[DROPPED] = map(float, parts.num_sequences)

@@ -21,14 +21,14 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
 from pipeline.core.dag import STAGES, Progress
+from pipeline.core.events import Role
 from pipeline.journal import Journal
 from pipeline.kill_points import kill_point
 from pipeline.metrics import Row
 from pipeline.preload import of_worker
 from pipeline.stage import StageSpec, StageTask
 from pipeline.step_parts import StepParts
-from pipeline.wire_counts import Counts
-from pipeline.wire_shift import Probe
+from pipeline.wire_shift import Prepare, Probe, Sleep, Slept, Wake, WakeFailed, Woken
 
 if TYPE_CHECKING:
     from pipeline.queue.client import QueueClient
@@ -70,6 +70,19 @@ class RunningTask:
     started: float = 0.0
 
 
+class Watcher(Protocol):
+    """Who is told what happens, and answers for the planner. Nothing that it does may raise."""
+
+    def heard(self, message: wire.FromWorker | wire.WorkerExited) -> None:
+        """Before the event that comes of it."""
+
+    def after(self, event: ev.Event, decisions: list[de.Decision], now: float) -> None:
+        """The core took the event; nothing of what it decided is performed."""
+
+    def ask(self, number: int, cause: str) -> None:
+        """Ends in PlanMade of this number."""
+
+
 class Shell:
     """Takes events one by one, in the order in which they came, and performs what the core decides."""
 
@@ -90,6 +103,7 @@ class Shell:
         self.core, self.config, self.attempt = core, config, attempt
         self.executor: Executor
         self.queue: QueueClient
+        self.watcher: Watcher
         self.nodes: dict[str, Node] = {}
         self.tasks: dict[str, RunningTask] = {}
         self.parts: dict[int, StepParts] = {}
@@ -131,6 +145,7 @@ class Shell:
         waiting = sum(map(len, self.core.sequences.waiting.values()))
         for parts in self.parts.values():
             parts.queue_depth = max(parts.queue_depth, waiting)
+        self.watcher.after(event, decisions, now)
         for decision in decisions:
             await self._perform(decision)
         for copy_failed in failed:
@@ -151,6 +166,17 @@ class Shell:
                 self._end_node(decision.node, decision.reason)
             case de.StartWorker():
                 await self._start_worker(decision)
+            case de.ShiftDown():
+                await self._to_worker(decision.worker, Sleep(worker=decision.worker))
+                for name in decision.following:
+                    await self._to_worker(name, Prepare(worker=name, version=decision.version))
+            case de.ShiftUp():
+                of_policy = self.core.fleet.workers[decision.worker].role is Role.ROLLOUT
+                probe = self._probes.get(decision.version) if of_policy else None
+                wake = Wake(worker=decision.worker, version=decision.version, probe=probe)
+                await self._to_worker(decision.worker, wake)
+            case de.AskPlanner():
+                self.watcher.ask(decision.number, decision.cause)
             case de.FenceReplica():
                 await self._to_worker(decision.worker, wire.KillWorker(worker=decision.worker, reason=decision.reason))
             case de.EndStray():
@@ -210,6 +236,7 @@ class Shell:
             main="stages.worker:main",
             options={"queue": self.queue.endpoint},
             preload=of_worker(self.config, decision.role) if self.config.by_steps else [],
+            is_shared=decision.is_shared,
         )
         await self._to_node(decision.node, message)
 
@@ -275,9 +302,22 @@ class Shell:
 
     def on_worker(self, message: wire.FromWorker | wire.WorkerExited) -> None:
         """A worker's report becomes an event; what the core need not see stays here."""
+        self.watcher.heard(message)
         match message:
             case wire.WorkerReady():
-                self.post(ev.WorkerReady(worker=message.worker, version=message.version))
+                ready = ev.WorkerReady(
+                    worker=message.worker,
+                    version=message.version,
+                    is_asleep=message.is_asleep,
+                    kv_tokens=message.kv_tokens,
+                )
+                self.post(ready)
+            case Slept():
+                self.post(ev.WorkerSlept(worker=message.worker))
+            case Woken():
+                self.post(ev.WorkerWoken(worker=message.worker, version=message.version))
+            case WakeFailed():
+                self.post(ev.WakeFailed(worker=message.worker, reason=message.reason))
             case wire.WorkerExited():
                 self._fail_jobs(message.worker, message.reason)
                 self.post(ev.WorkerDied(worker=message.worker, reason=message.reason))
@@ -286,7 +326,8 @@ class Shell:
             case wire.TaskEnded():
                 self._task_ended(message.task)
             case wire.Admitted():
-                self.post(ev.SequenceAdmitted(step=message.step, ids=tuple(message.ids)))
+                nums = tuple(message.num_prompt_tokens)
+                self.post(ev.SequenceAdmitted(step=message.step, ids=tuple(message.ids), num_prompt_tokens=nums))
             case wire.SegmentsClosed():
                 segments = tuple(
                     ev.SegmentInfo(
@@ -303,8 +344,6 @@ class Shell:
                 self.post(ev.VersionLoaded(worker=message.worker, version=message.version))
             case wire.UpdateFailed():
                 self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))
-            case Counts():
-                pass  # the status file reads the ledger; a monitor is to read these
 
     def _fail_jobs(self, worker: str, reason: str) -> None:
         for task_id in [t for t, running in self.tasks.items() if running.worker == worker]:

@@ -5,7 +5,7 @@ process-wide: a worker may run several at once, each in its own thread, so the c
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class TaskContext(Protocol):
     def next_order(self, timeout_s: float | None) -> "Order | None":
         """The next order of the controller to this task, or None after `timeout_s`."""
 
-    def report_admitted(self, step: int, ids: list[str]) -> None: ...
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None: ...
     def report_segments(self, segments: list[SegmentInfo]) -> None: ...
     def report_verdicts(self, verdicts: list[VerdictInfo]) -> None: ...
     def log(self, text: str) -> None:

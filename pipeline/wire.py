@@ -247,6 +247,7 @@ class Admitted(_Message, frozen=True):
     worker: str
     step: int
     ids: list[str]
+    num_prompt_tokens: list[int] = []
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +268,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     id: str
     score: float | None
     failure: str
+    num_tokens: int = 0
 
 
 class VerdictsGiven(_Message, frozen=True):

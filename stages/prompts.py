@@ -36,7 +36,7 @@ def prompts(task: TaskContext, spec: StageSpec) -> StageResult:
                 )
             )
     task.worker.queue.admit(rows)
-    task.report_admitted(spec.step, [row.id for row in rows])
+    task.report_admitted(spec.step, [row.id for row in rows], [len(row.prompt_ids) for row in rows])
     return {"metrics": {}, "num_sequences": len(rows)}
 
 

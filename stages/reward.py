@@ -238,7 +238,7 @@ class Reward:
         given = [e.verdict for e in ended if e.verdict is not None]
         if given:
             self._worker.queue.put_verdicts(given)
-        infos = [VerdictInfo(id=v.id, score=v.score, failure=v.failure) for v in given]
+        infos = [VerdictInfo(id=v.id, score=v.score, failure=v.failure, num_tokens=len(v.tokens)) for v in given]
         stored = [e.row for e in ended if e.version is None]
         infos += [VerdictInfo(id=row.id, score=row.score, failure=row.failure) for row in stored]
         if infos:

@@ -10,7 +10,7 @@ import queue
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -77,8 +77,9 @@ class Task:
         except queue.Empty:
             return None
 
-    def report_admitted(self, step: int, ids: list[str]) -> None:
-        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids))
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None:
+        nums = list(num_prompt_tokens)
+        self._say(wire.Admitted(worker=self.worker.name, step=step, ids=ids, num_prompt_tokens=nums))
 
     def report_segments(self, segments: list[SegmentInfo]) -> None:
         self.num_aborted += sum(s.finish is Finish.ABORT for s in segments)
@@ -86,7 +87,7 @@ class Task:
         self._say(wire.SegmentsClosed(worker=self.worker.name, task=self.id, segments=closed))
 
     def report_verdicts(self, verdicts: list[VerdictInfo]) -> None:
-        given = [wire.Verdict(v.id, v.score, v.failure) for v in verdicts]
+        given = [wire.Verdict(v.id, v.score, v.failure, v.num_tokens) for v in verdicts]
         self._say(wire.VerdictsGiven(worker=self.worker.name, task=self.id, verdicts=given))
 
     def log(self, text: str) -> None:

@@ -33,6 +33,11 @@ def test_a_rate_without_cases_is_unknown_and_not_zero() -> None:
     assert not {"genrm/fail_rate", "genrm/false_positive_rate", "genrm/false_negative_rate"} & row.keys()
 
 
+def test_what_the_watcher_says_stands_in_the_row() -> None:
+    row = step_row(1, Parts(), [], 0.0, 1.0, {"shift/num": 2.0, "role/reward/slowness": math.inf})
+    assert (row["shift/num"], row["role/reward/slowness"], row["tracking/nonfinite"]) == (2.0, None, 1.0)
+
+
 def test_of_a_repeated_task_the_last_word_holds() -> None:
     row = step_row(2, Parts({"train": [{"actor/pg_loss": 1.0}, {"actor/pg_loss": 2.0}]}), [], 0.0, 1.0)
     assert row["actor/pg_loss"] == 2.0

@@ -13,7 +13,7 @@ from pipeline.core.core import Core
 from pipeline.core.events import Role
 from pipeline.journal import Journal
 from pipeline.shell import Node, Shell
-from tests.fakes.world import make_plan
+from tests.fakes.plan import make_plan
 
 
 class RecordedBefore:
@@ -29,6 +29,16 @@ class RecordedBefore:
 
 
 Rows = list[tuple[int, dict[str, float | None]]]
+
+
+class Deaf:
+    """A watcher that is told and does nothing."""
+
+    def heard(self, message: object) -> None: ...
+
+    def after(self, event: object, decisions: object, now: float) -> None: ...
+
+    def ask(self, number: int, cause: str) -> None: ...
 
 
 @asynccontextmanager
@@ -50,6 +60,7 @@ async def new_shell(folder: Path, exported: Rows, sent: list[Any]) -> AsyncItera
         copies=Copies(folder, 1, 5.0),
     )
     shell.queue = RecordedBefore()  # type: ignore[assignment]
+    shell.watcher = Deaf()
     try:
         yield shell
     finally:

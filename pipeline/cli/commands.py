@@ -212,7 +212,8 @@ def plan(
     """Show what the planner would do, and why.
 
     Of a CONFIG: the schedule and the number of training GPUs that would be chosen, and a moment of a simulated run. Of
-    a RUN: now, or at a moment of it. Nothing is started or changed.
+    a RUN: now, or at a moment of it; of one whose GPUs change hands, what was decided and shifted, with its predicted
+    and measured gain and cost. Nothing is started or changed.
     """
     from pipeline.cli.planning import plan
 

@@ -1,5 +1,5 @@
 """`plan`: the schedule that the guard would choose for a configuration, and what the planner would do at one moment of
-it, or of a run.
+it, or of a run; of a run whose GPUs change hands, what it did.
 """
 
 import json
@@ -10,11 +10,14 @@ from typing import Any
 
 import click
 
+from pipeline.cli.decisions import read_decisions, show_decisions
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.planning_text import moment_as_json, show_choice, show_cycle, show_moment
 from pipeline.cli.runs import DEFAULT_ROOT, find_run, holds_run, how_it_stands, read_status
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError, RunError
+from pipeline.core.modes import SHARED, ModeName
+from pipeline.run_folder import RunFolder
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.choice import Choice
 from pipeline.simulator.forecast import choose_for, setup_of
@@ -124,9 +127,13 @@ def _of_run(name: str, gpu: str, at_s: float | None, version: int | None, as_jso
 
     run = find_run(name)
     status, attempts = read_status(run), run.attempts()
+    config = load_resolved(run.config)
+    if SHARED[ModeName(config.placement.mode)]:
+        if gpu or at_s is not None or version is not None:
+            raise ConfigError(f"the GPUs of {run.name} change hands: what was decided is shown, and no other moment")
+        return _decided(run, config, how_it_stands(status), as_json)
     if not attempts or not run.journal(attempts[-1]).exists():
         raise ConfigError(f"{run.name} is {how_it_stands(status)} and has no journal yet; ask again when it runs")
-    config = load_resolved(run.config)
     try:
         moment = look_at_run(
             run.path,
@@ -150,4 +157,14 @@ def _of_run(name: str, gpu: str, at_s: float | None, version: int | None, as_jso
             f"\nNothing is shifted: placement.mode is {config.placement.mode}. This is what the planner would do with "
             f"the same GPUs:\ncosts {moment.costs}, the time of a shift as assumed."
         )
+    return 0
+
+
+def _decided(run: RunFolder, config: Config, status: str, as_json: bool) -> int:
+    decided = read_decisions(run.decisions)
+    if as_json:
+        click.echo(json.dumps({"run": run.name, "status": status, "mode": config.placement.mode, **decided.as_json()}))
+    else:
+        click.echo(f"{run.name}, {status}: {config.placement.mode}")
+        click.echo(show_decisions(decided))
     return 0

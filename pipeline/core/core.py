@@ -14,24 +14,23 @@ from pipeline.core.decisions import (
     CommitBatch,
     CommitTrained,
     Decision,
-    Dispatch,
     EndRun,
     EndTask,
     RecordStep,
     StartTask,
 )
-from pipeline.core.events import Role
-from pipeline.core.fleet import Worker
+from pipeline.core.events import INFERENCE, Role
+from pipeline.core.feeding import Feeder, Server
+from pipeline.core.fleet import Capacity
 from pipeline.core.outbox import Outbox
-from pipeline.core.scheduler import choose_dispatch
+from pipeline.core.placement import Placement
 from pipeline.core.sequences import WAITING, Sequence, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
-from pipeline.core.tasks import Task, Tasks
+from pipeline.core.tasks import NEEDS_NO_SLOTS, SERVING, Task, Tasks
+from pipeline.core.worker import Worker
 
 __all__ = ["Core", "RunPlan"]
 
-_SERVING = {"rollout": Role.ROLLOUT, "reward": Role.REWARD}
-"""Stages whose tasks are given sequences one by one."""
 _SAVE_MARGIN = 1.5
 """A save is not begun unless so many times the last one's time is left."""
 _LEADS_TO = {"rollout": (Role.ROLLOUT,), "reward": (Role.ROLLOUT, Role.REWARD)}
@@ -50,7 +49,19 @@ class Core:
         self._save_s = 0.0
         """How long the last save took."""
         self.crew = Crew(plan, self._out, self.steps, self._tasks, self._release_tasks, self._go_back)
-        self.fleet, self.versions = self.crew.fleet, self.crew.versions
+        self.fleet, self.versions, self.blocks = self.crew.fleet, self.crew.versions, self.crew.blocks
+        self._placement = Placement(plan, self._out, self.crew, self.steps, self.sequences)
+        self._feeders = {
+            role: Feeder(
+                role,
+                plan.capacities.get(role, Capacity()),
+                self.sequences,
+                self._tasks,
+                self._out,
+                may_move=plan.may_move and role is Role.ROLLOUT,
+            )
+            for role in INFERENCE
+        }
 
     @property
     def ended(self) -> EndRun | None:
@@ -84,10 +95,22 @@ class Core:
                 self.crew.end_strays(event)
             case ev.VersionCopied() | ev.CopyFailed() | ev.VersionSealed():
                 self.crew.take(event)
-            case ev.WorkerReady() | ev.WorkerDied() | ev.VersionLoaded() | ev.UpdateFailed():
+            case (
+                ev.WorkerReady()
+                | ev.WorkerDied()
+                | ev.WorkerSlept()
+                | ev.WorkerWoken()
+                | ev.WakeFailed()
+                | ev.VersionLoaded()
+                | ev.UpdateFailed()
+            ):
                 worker = self.fleet.workers.get(event.worker)
                 if worker is not None:
                     self._take_of_worker(event, worker)
+            case ev.PlanMade():
+                self._placement.take(event)
+            case ev.CostsMeasured():
+                self._feeders[event.role].measure(event.cost, event.rest_tokens)
             case ev.TaskStarted():
                 pass  # dispatching starts with the task's registration: orders follow it on the same channel
             case ev.TaskEnded():
@@ -95,7 +118,7 @@ class Core:
             case ev.SequenceAdmitted():
                 step = self.steps.get(event.step)
                 if step and step.stages["prompts"] is Progress.RUNNING:
-                    self.sequences.admit(event.step, event.ids)
+                    self.sequences.admit(event.step, event.ids, event.num_prompt_tokens)
             case ev.SegmentClosed():
                 for segment in event.segments:
                     self.sequences.close(event.task, segment)
@@ -114,24 +137,50 @@ class Core:
                 self.crew.progress()
             case ev.TimerFired():
                 if reason := self._out.expired(event.name):
-                    if event.name == "stop":
-                        self._out.end("cancelled", reason)
-                    else:
-                        self.crew.expire(event.name, reason)
+                    self._expire(event.name, reason)
             case ev.CancelAsked():
                 self.steps.stop(event.reason)
                 if event.within_s and self._out.left_s("stop") > event.within_s:
                     self._out.limit_to("stop", event.within_s, event.reason)
 
+    def _expire(self, limit: str, reason: str) -> None:
+        if limit == "stop":
+            self._out.end("cancelled", reason)
+        elif limit == "plan":
+            self._placement.expire(reason)
+        elif not limit.startswith("feed:"):  # those are fed anyway
+            self.crew.expire(limit, reason)
+
     def _take_of_worker(
-        self, event: ev.WorkerReady | ev.WorkerDied | ev.VersionLoaded | ev.UpdateFailed, worker: Worker
+        self,
+        event: ev.WorkerReady
+        | ev.WorkerDied
+        | ev.WorkerSlept
+        | ev.WorkerWoken
+        | ev.WakeFailed
+        | ev.VersionLoaded
+        | ev.UpdateFailed,
+        worker: Worker,
     ) -> None:
-        match event:  # a worker that is not ready for work has a limit, `worker:NAME`
+        match event:  # a worker that is neither ready for work nor asleep has a limit, `worker:NAME`
             case ev.WorkerReady():
-                if worker.report(event.version):
+                if worker.report(event.version, is_asleep=event.is_asleep, kv_tokens=event.kv_tokens):
                     self._out.clear(f"worker:{worker.name}")
                     if worker.role is Role.TRAIN:
                         self._rewind()
+                    elif not event.is_asleep:
+                        self._feeders[worker.role].came_up()
+            case ev.WorkerSlept():
+                if worker.sleep():
+                    self._out.clear(f"worker:{worker.name}")
+            case ev.WorkerWoken():
+                if worker.wake(event.version):
+                    self._out.clear(f"worker:{worker.name}")
+                    if worker.role is not Role.TRAIN:
+                        self._feeders[worker.role].came_up()
+            case ev.WakeFailed():
+                if worker.fail_to_wake(event.reason):
+                    self.crew.fence(worker)
             case ev.VersionLoaded():
                 if worker.load(event.version):
                     self._out.clear(f"worker:{worker.name}")
@@ -157,7 +206,7 @@ class Core:
 
     def _rewind(self) -> None:
         """What the trainer does not hold is trained again."""
-        if ranks := self.fleet.ready(Role.TRAIN):
+        if ranks := self.fleet.there(Role.TRAIN):
             version = min(rank.version for rank in ranks)
             self.steps.rewind(version)
             self.crew.require_publishable(version)
@@ -167,7 +216,7 @@ class Core:
         for task in self._tasks.of(worker.name):
             self._forget_task(task)
             self.sequences.release(task.id)
-            if task.stage not in _SERVING:
+            if task.stage not in SERVING:
                 self.steps[task.step].stages[task.stage] = Progress.PENDING
 
     def _end_task(self, event: ev.TaskEnded) -> None:
@@ -178,7 +227,7 @@ class Core:
         if not event.ok:
             self._out.end("failed", f"stage {task.stage} of step {task.step} failed on {task.worker}: {event.error}")
             return
-        if task.stage in _SERVING:
+        if task.stage in SERVING:
             self.sequences.release(task.id)
             return
         step = self.steps[task.step]
@@ -203,8 +252,12 @@ class Core:
         self.crew.spread()
         self.crew.load_versions(self._load)
         while not self.ended and (steps := self.steps.open()):
+            self._placement.settle(steps)
             progressed = [self._advance(step) for step in steps]
+            for role in INFERENCE:
+                self._feed(role, steps)
             if not any(progressed):
+                self._placement.ask()
                 return
         self._out.end("cancelled" if self.steps.stopping else "done", self.steps.stopping)
 
@@ -226,13 +279,20 @@ class Core:
         if stage.name == "checkpoint" and _SAVE_MARGIN * self._save_s > self._out.left_s("stop"):
             step.stages["checkpoint"], self.steps.may_save = Progress.SKIPPED, False
             return True
-        ready = self.fleet.ready(stage.role)
-        if not ready:
+        able = self._able(stage, stage.role, step)
+        if not able and (stage.name not in SERVING or self._is_to_serve(stage, step)):
             return False
         step.begin(stage.name, self._out.now)
-        for worker in ready if stage.everywhere else ready[:1]:
+        for worker in able if stage.everywhere else able[:1]:
             self._start_task(stage, step, worker)
         return True
+
+    def _able(self, stage: Stage, role: Role, step: StepProgress) -> list[Worker]:
+        """Who can run the stage now."""
+        if stage.name in NEEDS_NO_SLOTS:
+            return self.fleet.there(role)
+        ready = self.fleet.ready(role)
+        return [w for w in ready if w.version == step.step] if stage.name == "evaluate" else ready
 
     def _write(self, stage: Stage, step: StepProgress) -> None:
         if stage.name == "batch":
@@ -246,13 +306,15 @@ class Core:
         """Feed a running stage. True if it came to its end."""
         if stage.name == "publish":
             return self._finish_publish(step)
-        role = _SERVING.get(stage.name)
+        role = SERVING.get(stage.name)
         if role is None:
             return False
         tasks = step.tasks[stage.name]
         assert len(self.sequences.of_step(step.step)) == self.plan.sequences_per_step, step
-        if any(s.place.role in _LEADS_TO[stage.name] for s in self.sequences.of_step(step.step)):
-            self._feed(role, stage, step)
+        if self._is_to_serve(stage, step):
+            for worker in self.fleet.ready(role):
+                if worker.name not in tasks.values():
+                    self._start_task(stage, step, worker)
         elif tasks:
             for task in (self._tasks[id] for id in tasks):
                 if not task.is_ending:
@@ -263,26 +325,37 @@ class Core:
             return True
         return False
 
-    def _feed(self, role: Role, stage: Stage, step: StepProgress) -> None:
+    def _is_to_serve(self, stage: Stage, step: StepProgress) -> bool:
+        return any(seq.place.role in _LEADS_TO[stage.name] for seq in self.sequences.of_step(step.step))
+
+    def _feed(self, role: Role, steps: list[StepProgress]) -> None:
         """Give what waits to the replicas, those of rollout only if they serve the newest version: then no token is
         older than the step allows, and the versions of a sequence never decrease."""
-        tasks = step.tasks[stage.name]
-        ready = self.fleet.ready(role)
-        for worker in ready:
-            if worker.name not in tasks.values():
-                self._start_task(stage, step, worker)
-        queue = (self.sequences[i] for i in self.sequences.waiting[WAITING[role]])
-        waiting = [seq for seq in queue if seq.step == step.step]
+        stage = role.value
+        served = {step.step: step.tasks[stage] for step in steps if step.stages[stage] is Progress.RUNNING}
+        waiting = [self.sequences[i] for i in self.sequences.waiting[WAITING[role]]]
+        waiting = [seq for seq in waiting if seq.step in served]
         if role is Role.ROLLOUT:
-            current = self.versions.current
-            ready = [worker for worker in ready if worker.version == current]
-            waiting = [seq for seq in waiting if self._oldest_version(seq) <= current]
-        names = {worker.name for worker in ready}
-        load = {t: self._load(w) for t, w in tasks.items() if w in names and not self._tasks[t].is_ending}
-        for task, chosen in choose_dispatch(waiting, load).items():
-            ids = tuple(seq.id for seq in chosen)
-            turns = tuple(self.sequences.dispatch(i, task) for i in ids)
-            self._out.emit(Dispatch(task=task, worker=tasks[task], ids=ids, turns=turns))
+            waiting = [seq for seq in waiting if self._oldest_version(seq) <= self.versions.current]
+        if served and (waiting or self._feeders[role].is_uneven):
+            servers = self._servers(role, {step: served[step] for step in {seq.step for seq in waiting} or served})
+            self._feeders[role].feed(waiting, servers, self._out.now)
+
+    def _servers(self, role: Role, served: dict[int, dict[str, str]]) -> list[Server]:
+        """The replicas that take sequences of all these steps."""
+        found: dict[str, dict[int, str]] = {}
+        for step, tasks in served.items():
+            for task, name in tasks.items():
+                if not self._tasks[task].is_ending:
+                    found.setdefault(name, {})[step] = task
+        current = self.versions.current
+        servers = [
+            Server(worker, found[worker.name])
+            for worker in self.fleet.ready(role)
+            if len(found.get(worker.name, ())) == len(served) and (role is Role.REWARD or worker.version == current)
+        ]
+        coming = [worker for worker in self.fleet.waking(role) if role is Role.REWARD or worker.asked == current]
+        return [*servers, *(Server(worker, {}) for worker in coming)] if servers else []
 
     def _oldest_version(self, seq: Sequence) -> int:
         """The sequence may go on only under this version or a newer one."""
@@ -293,9 +366,11 @@ class Core:
         return sum(self.sequences.num_running(task.id) for task in self._tasks.of(worker))
 
     def _finish_publish(self, step: StepProgress) -> bool:
-        """A step is published when its version is served, by all replicas that can: those that load are waited for."""
-        ready = self.fleet.ready(Role.ROLLOUT)
-        is_served = bool(ready) and not self.fleet.loading(Role.ROLLOUT) and min(w.version for w in ready) >= step.step
+        """A step is published when all replicas that are awake serve its version; those that load are waited for. One
+        that wakes later does so with the newest."""
+        if self.versions.current < step.step or self.fleet.loading(Role.ROLLOUT):
+            return False
+        is_served = all(worker.version >= step.step for worker in self.fleet.ready(Role.ROLLOUT))
         if is_served:
             step.finish("publish", self._out.now)
         return is_served
@@ -312,6 +387,6 @@ class Core:
         self._out.limit(f"task:{task.id}", "save_s" if stage.name == "checkpoint" else "stage_s")
 
     def _forget_task(self, task: Task) -> None:
-        del self._tasks[task.id]
+        self._tasks.end(task)
         self.steps[task.step].tasks.get(task.stage, {}).pop(task.id, None)
         self._out.clear(f"task:{task.id}")

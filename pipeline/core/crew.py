@@ -8,6 +8,7 @@ left, if need be with fewer replicas.
 from collections.abc import Callable
 
 from pipeline.core import events as ev
+from pipeline.core.blocks import Blocks
 from pipeline.core.decisions import (
     CopyVersion,
     EndCopy,
@@ -19,12 +20,15 @@ from pipeline.core.decisions import (
     StartWorker,
 )
 from pipeline.core.events import Role
-from pipeline.core.fleet import Fleet, Worker
+from pipeline.core.fleet import Fleet
 from pipeline.core.memories import Memories
+from pipeline.core.modes import SHARED
 from pipeline.core.outbox import Outbox
+from pipeline.core.shifts import Shifts
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.tasks import Tasks
 from pipeline.core.versions import Versions
+from pipeline.core.worker import Worker
 
 
 class Crew:
@@ -39,11 +43,13 @@ class Crew:
         release: Callable[[Worker], None],
         go_back: Callable[[int], None],
     ) -> None:
-        self.fleet = Fleet(plan.replicas)
+        self.fleet = Fleet(plan.replicas, SHARED[plan.mode])
+        self.blocks = Blocks(self.fleet, plan.block_slots)
         self.versions = Versions()
         self.memories = Memories()
         self._plan, self._out, self._steps, self._tasks = plan, out, steps, tasks
         self._release, self._go_back = release, go_back
+        self.shifts = Shifts(self.fleet, self.blocks, self.versions, tasks, out, self._start_all)
         self.given_up: set[str] = set()
         self._num_starts = 0
 
@@ -242,10 +248,9 @@ class Crew:
         for worker in self.fleet.broken_group():
             worker.dismiss("another rank of the training group has ended")
             self.fence(worker)
-        self.fleet.place()
-        self._num_starts += 1
-        for worker in self.fleet.startable():
-            self._start(worker)
+        self.fleet.place(is_short=bool(self.given_up))
+        self.blocks.refresh()
+        self.shifts.start_due()
         if self._are_all_there and len(self.fleet.nodes) == len(self.memories):
             self._make_room()
 
@@ -258,9 +263,19 @@ class Crew:
         yielding = self.fleet.yielding(missing[0]) if self.given_up else []
         if not yielding:
             self._out.end("failed", f"no node has slots left for {', '.join(missing)}; free: {self.fleet.free()}")
+            return
         for worker in yielding:
-            worker.dismiss(f"its slots are needed for {missing[0]}")
-            self.fence(worker)
+            if worker.dismiss(f"its slots are needed for {missing[0]}"):
+                self.fence(worker)
+            elif worker.is_down:
+                del self.fleet.workers[worker.name]
+        if all(worker.is_down for worker in yielding):
+            self._regroup()
+
+    def _start_all(self, workers: list[Worker]) -> None:
+        self._num_starts += 1
+        for worker in workers:
+            self._start(worker)
 
     def _start(self, worker: Worker) -> None:
         version = self.versions.current
@@ -274,6 +289,7 @@ class Crew:
                 node=worker.node,
                 slots=worker.slots,
                 version=version,
+                is_shared=worker.is_shared,
             )
         )
         self._out.limit(f"worker:{worker.name}", "engine_start_s")

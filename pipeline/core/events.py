@@ -45,11 +45,13 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictInfo:
-    """The judge's verdict on one sequence: a score, or `failure` (its type) and no score."""
+    """The judge's verdict on one sequence: a score, or `failure` (its type) and no score. `num_tokens` of the judge say
+    it; 0: that is not known."""
 
     id: str
     score: float | None
     failure: str
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,8 @@ class PlanMade:
     number: int
     moves: tuple[tuple[int, Role], ...] = ()
     reason: str = ""
+    again_s: float = 5.0
+    """It is to be asked again after so long, if nothing happens before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +199,12 @@ class TaskEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceAdmitted:
-    """The queue holds these new sequences of `step`, in submission order."""
+    """The queue holds these new sequences of `step`, in submission order. `num_prompt_tokens`: of each; empty: not
+    known."""
 
     step: int
     ids: tuple[str, ...]
+    num_prompt_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,140 +1,17 @@
-"""The ledger: nodes, slots, and the life of a worker.
+"""The ledger: nodes, slots, and which worker is bound to which.
 
-    PLANNED ▶ STARTING ▶ READY ⇄ LOADING ▶ FENCED ▶ DEAD ▶ STARTING (a new process under the same name)
-
-A binding (role, replica, node, slots) is planned here first; the agents' reports make it observed. A slot belongs to
-at most one binding. What an agent observes that is not planned is a stray: nothing is started under its name or on its
-slots until it has ended.
+A binding (role, replica, node, slots) is planned here first; the agents' reports make it observed. Workers of roles
+that share slots may be bound to the same ones; then at most one of them *holds* a slot, and the others sleep. What an
+agent observes that is not planned is a stray: nothing is started under its name or on its slots until it has ended.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pipeline.core.events import Role, Stray
-
-
-class WorkerState(StrEnum):
-    PLANNED = "planned"
-    STARTING = "starting"
-    READY = "ready"
-    LOADING = "loading"
-    FENCED = "fenced"
-    DEAD = "dead"
-
-
-class WorkerChange(StrEnum):
-    """What happens to a worker."""
-
-    STARTED = "started"
-    REPORTED = "reported"
-    ASKED = "asked"
-    LOADED = "loaded"
-    REFUSED = "refused"
-    EXPIRED = "expired"
-    DIED = "died"
-
-
-LIFE: Mapping[tuple[WorkerState, WorkerChange], WorkerState] = {
-    (WorkerState.PLANNED, WorkerChange.STARTED): WorkerState.STARTING,
-    (WorkerState.STARTING, WorkerChange.REPORTED): WorkerState.READY,
-    (WorkerState.STARTING, WorkerChange.EXPIRED): WorkerState.FENCED,
-    (WorkerState.STARTING, WorkerChange.DIED): WorkerState.DEAD,
-    (WorkerState.READY, WorkerChange.ASKED): WorkerState.LOADING,
-    (WorkerState.READY, WorkerChange.EXPIRED): WorkerState.FENCED,
-    (WorkerState.READY, WorkerChange.DIED): WorkerState.DEAD,
-    (WorkerState.LOADING, WorkerChange.LOADED): WorkerState.READY,
-    (WorkerState.LOADING, WorkerChange.REFUSED): WorkerState.FENCED,
-    (WorkerState.LOADING, WorkerChange.EXPIRED): WorkerState.FENCED,
-    (WorkerState.LOADING, WorkerChange.DIED): WorkerState.DEAD,
-    (WorkerState.FENCED, WorkerChange.DIED): WorkerState.DEAD,
-    (WorkerState.DEAD, WorkerChange.STARTED): WorkerState.STARTING,
-}
-"""The life of a worker; what is not in it is illegal."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """The binding and the life of a replica, or of a rank of the training group. `deaths` counts those of its own,
-    since the last progress of the run; `life`: of its process, never used twice; ranks that belong together share it.
-
-    `version` is what it serves, `asked` what it was last asked to load; `fault`: why it was fenced; `is_dismissed`:
-    that was no fault of its own.
-    """
-
-    name: str
-    role: Role
-    index: int
-    node: str
-    slots: tuple[int, ...]
-    state: WorkerState = WorkerState.PLANNED
-    version: int = 0
-    asked: int = -1
-    deaths: int = 0
-    life: int = 0
-    fault: str = ""
-    is_dismissed: bool = False
-
-    @property
-    def is_down(self) -> bool:
-        """It has no process, and can be started."""
-        return self.state is WorkerState.PLANNED or self.state is WorkerState.DEAD
-
-    def start(self, version: int, life: int) -> None:
-        """A new process is started; it will serve `version`."""
-        moved = self._move(WorkerChange.STARTED)
-        assert moved, self
-        self.version, self.life, self.fault, self.is_dismissed = version, life, "", False
-
-    def report(self, version: int) -> bool:
-        """It can be given work. False, and nothing changes, if it is not expected to report."""
-        if not self._move(WorkerChange.REPORTED):
-            return False
-        self.version = version
-        return True
-
-    def ask(self, version: int) -> None:
-        moved = self._move(WorkerChange.ASKED)
-        assert moved, self
-        self.asked = version
-
-    def load(self, version: int) -> bool:
-        """It serves the version that it was asked for. False if it was not asked for this one."""
-        if version != self.asked or not self._move(WorkerChange.LOADED):
-            return False
-        self.version = version
-        return True
-
-    def refuse(self, version: int, reason: str) -> bool:
-        """It could not load the version, and gets no work any more. False if it was not asked for this one."""
-        if version != self.asked or not self._move(WorkerChange.REFUSED):
-            return False
-        self.fault = reason
-        return True
-
-    def expire(self, reason: str) -> bool:
-        """A limit of it or of its work ran out: it gets no work any more. False if it is fenced or dead already."""
-        if not self._move(WorkerChange.EXPIRED):
-            return False
-        self.fault = reason
-        return True
-
-    def dismiss(self, reason: str) -> bool:
-        """As `expire`, where it has done nothing wrong."""
-        self.is_dismissed = self.expire(reason)
-        return self.is_dismissed
-
-    def die(self) -> bool:
-        """False if it has died before."""
-        return self._move(WorkerChange.DIED)
-
-    def _move(self, change: WorkerChange) -> bool:
-        after = LIFE.get((self.state, change))
-        if after is None:
-            return False
-        self.state = after
-        return True
+from pipeline.core.worker import Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +23,18 @@ class Replicas:
     slots: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Of a role's replicas: the sequences that one runs at once, and the tokens of the longest output."""
+
+    max_num_seqs: float = math.inf
+    longest: float = math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What is to be bound. `is_essential`: without it no step can be made."""
+    """What is to be bound. `is_essential`: without it no step can be made. Where replicas share slots with others, none
+    of them is: the slots that are there have some of each role."""
 
     name: str
     role: Role
@@ -161,18 +47,31 @@ class Fleet:
     """`nodes`: those that can be given workers, with their slots. `losses` counts those of each node since the last
     progress of the run."""
 
-    def __init__(self, wanted: Iterable[Replicas]) -> None:
+    def __init__(self, wanted: Iterable[Replicas], shared: Collection[Role] = ()) -> None:
+        """`shared`: the roles whose workers live on the same slots."""
+        self.shared = shared
         places = [
-            _Place(f"{want.role}-{index}", want.role, index, want.slots, want.role is Role.TRAIN or index == 0)
+            _Place(
+                f"{want.role}-{index}",
+                want.role,
+                index,
+                want.slots,
+                want.role is Role.TRAIN or (index == 0 and want.role not in shared),
+            )
             for want in wanted
             for index in range(want.replicas)
         ]
-        self._places = sorted(places, key=lambda place: not place.is_essential)
+        self._places = sorted(places, key=self._turn)
         self._num_ranks = sum(place.role is Role.TRAIN for place in places)
         self.nodes: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.losses: Counter[str] = Counter()
         self.strays: dict[str, tuple[Stray, ...]] = {}
+
+    def _turn(self, place: _Place) -> tuple[bool, bool]:
+        """What is essential is placed first. Of roles that share: train at the end of its slots, and rollout, which
+        takes all that is left, last of all."""
+        return not place.is_essential, bool(self.shared) and place.role is Role.ROLLOUT
 
     # --- nodes and bindings ----------------------------------------------------------------------------------------
 
@@ -191,51 +90,82 @@ class Fleet:
         for worker in [w for w in self.workers.values() if w.node == node]:
             del self.workers[worker.name]
 
-    def place(self) -> None:
+    def place(self, *, is_short: bool = False) -> None:
         """Bind what has no binding, or one to a node that is lost, as far as free slots reach; what is essential
-        first. A replica stays on one node, and on that for as long as it is there."""
+        first. A replica stays on one node, and on that for as long as it is there. `is_short`: slots that become free
+        are kept for what is essential, until all of that is bound."""
         for place in self._places:
+            if is_short and not place.is_essential and self.missing(essential=True):
+                return
             worker = self.workers.get(place.name)
             if worker is not None and (worker.node in self.nodes or not worker.is_down):
                 continue
-            node = next((n for n in self.nodes if len(self.free_slots(n)) >= place.num_slots), None)
-            if node is None:
+            node, chosen = next(((n, found) for n in self.nodes if (found := self._room(n, place))), ("", ()))
+            if not chosen:
                 continue
-            slots = tuple(self.free_slots(node)[: place.num_slots])
             if worker is None:
-                self.workers[place.name] = Worker(place.name, place.role, place.index, node, slots)
+                worker = self.workers[place.name] = Worker(place.name, place.role, place.index, node, chosen)
+                worker.is_shared = place.role in self.shared
             else:
-                worker.node, worker.slots = node, slots
+                worker.node, worker.slots = node, chosen
+
+    def _room(self, node: str, place: _Place) -> tuple[int, ...]:
+        """Free slots for it; none if there is no room. Where roles share, replicas begin at multiples of their size, so
+        that they lie on the same slots, and training takes the last ones."""
+        num, free = place.num_slots, self.free_slots(node, place.role)
+        if not self.shared:
+            return tuple(free[:num]) if len(free) >= num else ()
+        starts = range(0, self.nodes[node] - num + 1, num)
+        for start in reversed(starts) if place.role is Role.TRAIN else starts:
+            if set(range(start, start + num)) <= set(free):
+                return tuple(range(start, start + num))
+        return ()
 
     def startable(self) -> list[Worker]:
-        """Those without a process on nodes that are there; ranks only if that is all of them."""
+        """Those without a process, on nodes that are there, with nothing strange on their slots; ranks only if that is
+        all of them."""
         down = [w for w in self.workers.values() if w.is_down and w.node in self.nodes and not self._is_barred(w)]
-        num_ranks = sum(w.role is Role.TRAIN for w in down)
-        return [w for w in down if w.role is not Role.TRAIN or num_ranks == self._num_ranks]
+        return self.with_all_ranks(down)
+
+    def with_all_ranks(self, workers: list[Worker]) -> list[Worker]:
+        """Without the ranks among them, unless these are all."""
+        num_ranks = sum(w.role is Role.TRAIN for w in workers)
+        return [w for w in workers if w.role is not Role.TRAIN or num_ranks == self._num_ranks]
 
     def missing(self, *, essential: bool) -> list[str]:
         """What has no binding; `essential`: of that what no step can be made without."""
         return [p.name for p in self._places if p.name not in self.workers and (p.is_essential or not essential)]
 
     def yielding(self, name: str) -> list[Worker]:
-        """The replicas that have to give up their slots on some node, so that `name` fits there; none if it fits
-        nowhere."""
-        needed = next(place.num_slots for place in self._places if place.name == name)
+        """The replicas that have to give up their slots on some node, so that `name` fits there, as few as possible;
+        none if it fits nowhere."""
+        wanted = next(place for place in self._places if place.name == name)
+        essential = {place.name for place in self._places if place.is_essential}
+        found: list[list[Worker]] = []
         for node in self.nodes:
-            num_free, chosen = len(self.free_slots(node)), []
-            for place in reversed(self._places):
-                worker = self.workers.get(place.name)
-                if num_free < needed and worker and worker.node == node and not place.is_essential:
-                    chosen.append(worker)
-                    num_free += place.num_slots
-            if num_free >= needed:
-                return chosen
-        return []
+            here = [worker for worker in self.workers.values() if worker.node == node]
+            step = wanted.num_slots if self.shared else 1
+            for start in range(0, self.nodes[node] - wanted.num_slots + 1, step):
+                slots = range(start, start + wanted.num_slots)
+                strays = any(set(stray.slots) & set(slots) for stray in self.strays.get(node, ()))
+                holders = [w for w in here if set(w.slots) & set(slots) and not self._may_share(w, wanted.role)]
+                if not strays and not any(worker.name in essential for worker in holders):
+                    found.append(holders)
+        return min(found, key=len, default=[])
 
-    def free_slots(self, node: str) -> list[int]:
-        taken = {s for w in self.workers.values() if w.node == node for s in w.slots}
+    def free_slots(self, node: str, role: Role | None = None) -> list[int]:
+        """`role`: whose workers may be bound to slots of those with whom it shares, too."""
+        taken = {
+            s
+            for w in self.workers.values()
+            if w.node == node and not (role and self._may_share(w, role))
+            for s in w.slots
+        }
         taken.update(s for stray in self.strays.get(node, ()) for s in stray.slots)
         return [s for s in range(self.nodes[node]) if s not in taken]
+
+    def _may_share(self, worker: Worker, role: Role) -> bool:
+        return worker.is_shared and role in self.shared and worker.role is not role
 
     def _is_barred(self, worker: Worker) -> bool:
         """A stray has its name or its slots."""
@@ -252,8 +182,18 @@ class Fleet:
         found = self._of(role, WorkerState.READY)
         return found if role is not Role.TRAIN or len(found) == self._num_ranks else []
 
+    def there(self, role: Role) -> list[Worker]:
+        """Those that can be given what needs no slots, awake ones first; ranks only all together."""
+        found = [w for w in self.workers.values() if w.role is role and w.is_there]
+        found.sort(key=lambda w: w.state is not WorkerState.READY)
+        return found if role is not Role.TRAIN or len(found) == self._num_ranks else []
+
     def loading(self, role: Role) -> list[Worker]:
-        return self._of(role, WorkerState.LOADING)
+        """Those whose version changes, or that wake with one."""
+        return self._of(role, WorkerState.LOADING) + self.waking(role)
+
+    def waking(self, role: Role) -> list[Worker]:
+        return self._of(role, WorkerState.WAKING)
 
     def broken_group(self) -> list[Worker]:
         """The ranks that go on while another one has ended: nothing can come of that."""

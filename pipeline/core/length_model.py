@@ -29,9 +29,14 @@ def bins_of(longest: int, most: int) -> tuple[int, int]:
 def count_ages(ages: Iterable[float], bin_tokens: int, num_bins: int) -> Ages:
     """A sequence between two bins counts in both, in proportion; one past the last bin counts there."""
     counts = [0.0] * num_bins
+    last, most = num_bins - 1.0, max(0, num_bins - 2)
     for age in ages:
-        at = min(max(age / bin_tokens, 0.0), num_bins - 1.0)
-        lower = min(int(at), max(0, num_bins - 2))
+        at = age / bin_tokens
+        if not 0.0 < at < last:  # no calls: this is done for each sequence of a run
+            at = last if at > 0.0 else 0.0
+        lower = int(at)
+        if lower > most:
+            lower = most
         share = at - lower
         counts[lower] += 1 - share
         if share:

@@ -1,9 +1,12 @@
 """Modes of placement: which roles may share which slots."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 from pipeline.core.events import Role
+from pipeline.core.fleet import Fleet, Replicas
 
 
 class ModeName(StrEnum):
@@ -22,3 +25,22 @@ SHARED: Mapping[ModeName, frozenset[Role]] = {
     ModeName.SHIFTABLE: frozenset(Role),
 }
 """The roles whose workers live on the same slots, of whom one is awake at a time."""
+
+
+def fill(mode: ModeName, wanted: Iterable[Replicas], node_slots: Iterable[int]) -> tuple[Replicas, ...]:
+    """What is wanted, with as many replicas of each inference role that shares slots as nodes of so many slots have
+    room for."""
+    slots, shared = list(node_slots), SHARED[mode]
+    most = [
+        replace(want, replicas=sum(slots)) if want.role in shared and want.role is not Role.TRAIN else want
+        for want in wanted
+    ]
+    fleet = Fleet(most, shared)
+    for number, num_slots in enumerate(slots):
+        fleet.join(str(number), num_slots)
+    fleet.place()
+    placed = Counter(worker.role for worker in fleet.workers.values())
+    return tuple(
+        replace(want, replicas=placed[want.role]) if want.role in shared and want.role is not Role.TRAIN else want
+        for want in most
+    )

@@ -10,11 +10,14 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from pipeline.core.events import INFERENCE, Role
+from pipeline.core.iteration import IterationCost
 from pipeline.core.recent import RecentMean
 from pipeline.core.reports import (
     BlockBound,
     BlockHeard,
+    BlockKnown,
     BlockLost,
+    CacheKnown,
     QueueReport,
     ReplicaEnded,
     ReplicaReport,
@@ -122,6 +125,18 @@ class Monitor:
             }
         return found
 
+    def cost(self, role: Role) -> IterationCost:
+        """As measured."""
+        return self._roles[role].throughput.cost
+
+    def rest_tokens(self, role: Role) -> float:
+        """What one that runs has before it, on average."""
+        return self._roles[role].rest_tokens
+
+    @property
+    def cycle_s(self) -> float:
+        return self._cycle_s
+
     def lengths(self, role: Role) -> tuple[float, ...]:
         """Histogram of generated lengths, in the role's bins."""
         return self._roles[role].lengths.histogram()
@@ -148,8 +163,14 @@ class Monitor:
             case StepProgress():
                 if report.step >= self._version:
                     self._progress[report.step] = report
+            case BlockKnown():
+                view = BlockView(index=report.block, node=report.node, role=None)
+                self._places.setdefault(report.block, _Place(view=view, heard_s=report.at_s))
             case BlockBound() | ShiftBegun() | ShiftEnded() | BlockLost():
                 self._place(report)
+            case CacheKnown():
+                state = self._roles[report.role]
+                state.believed = replace(state.believed, kv_tokens=report.kv_tokens)
             case TrainBlocksChosen():
                 self._choose_train_blocks(report.block_indices)
             case TrainingCalled() | TrainingBegun():
@@ -177,13 +198,17 @@ class Monitor:
         self._train_blocks = indices
 
     def _end(self, report: SequencesEnded) -> None:
-        state, num = self._roles[report.role], len(report.lengths)
+        state, num = self._roles[report.role], len(report.lengths) + report.num_unknown
         state.lengths.end(report.step, report.lengths)
         state.ended.add(report.at_s, num)
         if report.role is Role.ROLLOUT:
             self._roles[Role.REWARD].came.add(report.at_s, num)
 
     def _publish(self, report: VersionPublished) -> None:
+        if report.version <= self._version:
+            self._published = []
+            self._version = report.version
+            return
         self._version = report.version
         self._published = [*self._published, report.at_s][-3:]
         if len(self._published) > 1:

@@ -65,11 +65,12 @@ class QueueReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencesEnded(Report):
-    """Finished in a role, with the tokens that it generated."""
+    """Finished in a role, with the tokens that each generated; `num_unknown` others."""
 
     role: Role
     step: int
     lengths: tuple[float, ...]
+    num_unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,25 @@ class TrainBlocksChosen(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished(Report):
+    """A lower one than before: those above it are lost, and come again."""
+
     version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKnown(Report):
+    """One that was not there before. It has no role yet."""
+
+    block: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheKnown(Report):
+    """What fits into the cache of a replica, as its engine says."""
+
+    role: Role
+    kv_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

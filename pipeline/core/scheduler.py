@@ -9,7 +9,7 @@ are dispatched like all others. Who calls it performs them, or refuses. It reads
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -84,7 +84,7 @@ _Entry = tuple[float, int, int, int, R]
 
 @dataclass(slots=True, kw_only=True)
 class CountedReplica:
-    """A replica of which nothing is known but how many sequences it runs."""
+    """A replica of which little is known; by default only how many sequences it runs."""
 
     index: int
     num_running: int
@@ -134,10 +134,16 @@ class Scheduler(Generic[S, R]):
     not asked again before it is offered again."""
 
     def __init__(
-        self, max_backlog_s: float = math.inf, rest_tokens: float = math.inf, assumed: IterationCost = UNKNOWN
+        self,
+        max_backlog_s: float = math.inf,
+        rest_tokens: float = math.inf,
+        assumed: IterationCost = UNKNOWN,
+        headroom_tokens: float = HEADROOM_TOKENS,
     ) -> None:
-        """`max_backlog_s`: of prefill that may wait at a replica. `assumed`: the cost where none is known."""
+        """`max_backlog_s`: of prefill that may wait at a replica. `assumed`: the cost where none is known.
+        `headroom_tokens`: see HEADROOM_TOKENS."""
         self._backlog_s, self._rest_tokens, self._assumed = max_backlog_s, rest_tokens, assumed
+        self._headroom_tokens = headroom_tokens
         self._changed: dict[int, R] = {}
         self._turns = itertools.count()
         self._asked_at = -math.inf
@@ -178,7 +184,7 @@ class Scheduler(Generic[S, R]):
                 heapq.heappop(ranked)
             elif entry[0] > price_of_waiting:
                 break
-            elif not has_room(replica, waiting[0][-1]):
+            elif not has_room(replica, waiting[0][-1], self._headroom_tokens):
                 heapq.heappop(ranked)
                 del listed[entry[2]]
             elif (wait_s := replica.prefilled_at - self._backlog_s - now) > 0:
@@ -213,7 +219,10 @@ class Scheduler(Generic[S, R]):
         most to where another costs least, while that saves more than it costs: those who run there stand still while
         its tokens are prefilled, and it stands still until that begins.
         """
-        planned = [_Planned(replica, replica.cost or self._assumed, self._rest_tokens, now) for replica in replicas]
+        planned = [
+            _Planned(replica, replica.cost or self._assumed, self._rest_tokens, self._headroom_tokens, now)
+            for replica in replicas
+        ]
         crowded = [(-plan.last_price, plan.index, plan) for plan in planned if plan.num]
         free = [(plan.next_price, plan.index, plan) for plan in planned]
         heapq.heapify(crowded)
@@ -235,27 +244,12 @@ class Scheduler(Generic[S, R]):
         return [Abort(plan.replica, plan.num_given) for plan in planned if plan.num_given]
 
 
-def choose_dispatch(waiting: Iterable[S], load: Mapping[str, int]) -> dict[str, list[S]]:
-    """The same where only numbers are known: who gets what, given how many sequences each task's replica runs.
-
-    The fewest first, ties to the first in the order of `load`.
-    """
-    scheduler: Scheduler[S, CountedReplica] = Scheduler()
-    for index, num in enumerate(load.values()):
-        scheduler.offer(CountedReplica(index=index, num_running=num))
-    tasks = list(load)
-    chosen: dict[str, list[S]] = {}
-    for sequence, replica in scheduler.dispatches(WaitingQueue(waiting), now=0.0):
-        replica.num_running += 1
-        chosen.setdefault(tasks[replica.index], []).append(sequence)
-    return chosen
-
-
 class _Planned(Generic[R]):
     """A replica, as it would be after the moves that are planned."""
 
-    def __init__(self, replica: R, cost: IterationCost, rest_tokens: float, now: float) -> None:
+    def __init__(self, replica: R, cost: IterationCost, rest_tokens: float, headroom_tokens: float, now: float) -> None:
         self.replica, self.cost, self.index, self.rest_tokens = replica, cost, replica.index, rest_tokens
+        self.headroom_tokens = headroom_tokens
         self.num, self.context, self.held = replica.num_running, replica.context, replica.held
         self.wait_s = max(0.0, replica.prefilled_at - now)
         self.num_given = 0
@@ -270,7 +264,7 @@ class _Planned(Generic[R]):
         num = self.num + 1
         if num > self.replica.max_num_seqs or self.wait_s > backlog_s:
             return False
-        if self.num and self.held + context + HEADROOM_TOKENS * num > self.replica.kv_tokens:
+        if self.num and self.held + context + self.headroom_tokens * num > self.replica.kv_tokens:
             return False
         return saved * self.rest_tokens > num * context * self.cost.prefill_s + self.wait_s
 
@@ -290,12 +284,12 @@ class _Planned(Generic[R]):
         self.last_price = price(self.cost, self.num - 1, self.context - self.mean, math.inf) if self.num else -math.inf
 
 
-def has_room(replica: ReplicaView[S], sequence: S) -> bool:
+def has_room(replica: ReplicaView[S], sequence: S, headroom_tokens: float = HEADROOM_TOKENS) -> bool:
     """Whether it takes the sequence. An empty one takes even what is larger than its cache."""
     num = replica.num_running
     if not num:
         return True
-    need = replica.held + replica.prompt_tokens(sequence) + sequence.generated + HEADROOM_TOKENS * (num + 1)
+    need = replica.held + replica.prompt_tokens(sequence) + sequence.generated + headroom_tokens * (num + 1)
     return num < replica.max_num_seqs and need <= replica.kv_tokens
 
 

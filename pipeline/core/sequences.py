@@ -9,6 +9,7 @@ never decrease.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -102,6 +103,7 @@ class Sequence:
     place: Place = WAITING[Role.ROLLOUT]
     task: str = ""
     turn: int = 0
+    num_prompt_tokens: int = 0
     num_tokens: int = 0
     num_segments: int = 0
     min_version: int | None = None
@@ -109,6 +111,11 @@ class Sequence:
     score: float | None = None
     failure: str = ""
     reason: str = ""
+
+    @property
+    def context(self) -> int:
+        """Tokens that whoever serves it has to read, as far as they are known."""
+        return self.num_prompt_tokens + self.num_tokens
 
     @property
     def state(self) -> SequenceState:
@@ -131,7 +138,9 @@ class Sequences:
     def __init__(self) -> None:
         self._by_id: dict[str, Sequence] = {}
         self._by_step: dict[int, list[str]] = {}
-        self._num_running: Counter[str] = Counter()  # by task
+        self._running: dict[str, dict[str, None]] = {}  # by task
+        self._context: Counter[str] = Counter()  # of these, in sum
+        self._num_at: Counter[Place] = Counter()
         self.waiting: dict[Place, deque[str]] = {place: deque() for place in WAITING.values()}
 
     def __getitem__(self, seq_id: str) -> Sequence:
@@ -145,13 +154,25 @@ class Sequences:
         return [self._by_id[i] for i in self._by_step.get(step, ())]
 
     def num_running(self, task: str) -> int:
-        return self._num_running[task]
+        return len(self._running.get(task, ()))
 
-    def admit(self, step: int, ids: Iterable[str]) -> None:
-        """Known ids are left as they are: admission is repeated after a crash."""
-        for seq_id in ids:
+    def running(self, task: str) -> list[Sequence]:
+        return [self._by_id[i] for i in self._running.get(task, ())]
+
+    def context(self, task: str) -> int:
+        """Tokens of all that it runs."""
+        return self._context[task]
+
+    def num_at(self, place: Place) -> int:
+        return self._num_at[place]
+
+    def admit(self, step: int, ids: Listed[str], num_prompt_tokens: Listed[int] = ()) -> None:
+        """Known ids are left as they are, but for the length of their prompts: admission is repeated after a crash."""
+        for seq_id, num in zip(ids, num_prompt_tokens or [0] * len(ids), strict=True):
             if seq_id not in self._by_id:
-                self._insert(Sequence(id=seq_id, step=step, group=group_of(seq_id)))
+                self._insert(Sequence(id=seq_id, step=step, group=group_of(seq_id), num_prompt_tokens=num))
+            elif self._by_id[seq_id].state is SequenceState.WAITING:
+                self._by_id[seq_id].num_prompt_tokens = num
         self._by_step.get(step, []).sort()
 
     def restore(self, step: int, stored: RestoredSequence) -> None:
@@ -178,7 +199,8 @@ class Sequences:
         seq = self._by_id[seq_id]
         self._must_move(seq, SequenceChange.DISPATCHED)
         seq.task, seq.turn = task, seq.turn + 1
-        self._num_running[task] += 1
+        self._running.setdefault(task, {})[seq_id] = None
+        self._context[task] += seq.context
         return seq.turn
 
     def close(self, task: str, segment: SegmentInfo) -> bool:
@@ -192,6 +214,8 @@ class Sequences:
         if segment.num_tokens:
             assert seq.max_version is None or segment.version >= seq.max_version, (seq, segment)
             seq.num_tokens += segment.num_tokens
+            if seq.task:
+                self._context[seq.task] += segment.num_tokens
             seq.num_segments = segment.idx + 1
             seq.min_version = segment.version if seq.min_version is None else seq.min_version
             seq.max_version = segment.version
@@ -207,10 +231,10 @@ class Sequences:
 
     def release(self, task: str) -> None:
         """The task is gone: what it ran waits again, in front, in submission order."""
-        if self._num_running[task]:
-            for seq in sorted((s for s in self._by_id.values() if s.task == task), key=lambda s: s.id, reverse=True):
-                self._must_move(seq, SequenceChange.RELEASED)
-        del self._num_running[task]
+        for seq_id in sorted(self._running.get(task, ()), reverse=True):
+            self._must_move(self._by_id[seq_id], SequenceChange.RELEASED)
+        self._running.pop(task, None)
+        del self._context[task]
 
     def suspect(self, version: int) -> None:
         """What was lost may have put segments of versions up to this one, and not said so: those who were dispatched
@@ -238,11 +262,13 @@ class Sequences:
         """The step is recorded: its sequences have ended their lives."""
         for seq_id in self._by_step.pop(step, ()):
             seq = self._by_id.pop(seq_id)
+            self._num_at[seq.place] -= 1
             assert seq.place in (TRAINED, DROPPED), seq
 
     def _insert(self, seq: Sequence) -> None:
         self._by_id[seq.id] = seq
         self._by_step.setdefault(seq.step, []).append(seq.id)
+        self._num_at[seq.place] += 1
         if seq.place in self.waiting:
             self.waiting[seq.place].append(seq.id)
 
@@ -260,13 +286,16 @@ class Sequences:
         if after is None:
             return False
         before, seq.place = seq.place, after
+        self._num_at[before] -= 1
+        self._num_at[after] += 1
         if before in self.waiting:
             self.waiting[before].remove(seq.id)
         if after in self.waiting:
             queue = self.waiting[after]
             (queue.append if change is SequenceChange.GENERATED else queue.appendleft)(seq.id)
         if seq.task and after.state is not SequenceState.RUNNING:
-            self._num_running[seq.task] -= 1
+            del self._running[seq.task][seq.id]
+            self._context[seq.task] -= seq.context
             seq.task = ""
         return True
 

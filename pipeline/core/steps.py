@@ -1,10 +1,12 @@
 """Which steps are open: begun as early as staleness allows, trained again when weights are lost, ended by a stop."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pipeline.core.dag import Graph, Progress, StepProgress, step_graph
-from pipeline.core.events import RunRestored
-from pipeline.core.fleet import Replicas
+from pipeline.core.events import Role, RunRestored
+from pipeline.core.fleet import Capacity, Replicas
+from pipeline.core.modes import ModeName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,23 @@ class RunPlan:
     save_s: float
     publish_s: float
     engine_start_s: float
+    shift_s: float
     staleness: int = 0
     is_streaming: bool = False
     keep_kv: bool = False
+    mode: ModeName = ModeName.DISAGGREGATED
+    block_slots: int = 1
+    has_planner: bool = False
+    may_move: bool = False
+    """A sequence may go on at another replica although its own could go on with it."""
+    capacities: Mapping[Role, Capacity] = field(default_factory=dict)
+
+    def waits_for_judge(self, step: int) -> bool:
+        """Whether it begins only when the one before it is judged: where rollout and reward take turns, and of every
+        pair of steps that are rolled out together, the first (docs/policies/planner.md)."""
+        if self.mode is ModeName.SHIFTABLE:
+            return self.staleness > 0 and step % 2 == 1
+        return self.mode in (ModeName.COLOCATED, ModeName.ROLLOUT_REWARD_COLOCATED)
 
     def oldest_version(self, step: int) -> int:
         """No token of `step` is older than this version."""
@@ -73,6 +89,11 @@ class Steps(dict[int, StepProgress]):
     def is_ready(self, stage: str, step: StepProgress) -> bool:
         return self.graph.is_ready(stage, step.step, self)
 
+    def is_waited_for(self, stage: str, step: StepProgress) -> bool:
+        """It runs, or nothing but somebody to run it is missing."""
+        progress = step.stages[stage]
+        return progress is Progress.RUNNING or (progress is Progress.PENDING and self.is_ready(stage, step))
+
     def open(self) -> list[StepProgress]:
         """Those on which there is something to do, ascending; when there are none, the run is over.
 
@@ -81,6 +102,8 @@ class Steps(dict[int, StepProgress]):
         following = max(self, default=self._plan.total_steps) + 1
         while following <= self._plan.total_steps and not self.stopping:
             if not self.graph.is_ready("prompts", following, self):
+                break
+            if self._plan.waits_for_judge(following) and not self._is_judged(following - 1):
                 break
             self[following] = StepProgress.open(following, self._plan.skipped(following))
             following += 1
@@ -97,6 +120,9 @@ class Steps(dict[int, StepProgress]):
         if self.stopping:
             return [step for step in found if not self._is_abandoned(step)] or self._unsaved()
         return found
+
+    def _is_judged(self, step: int) -> bool:
+        return step not in self or self[step].is_over("reward")
 
     def rewind(self, version: int, *, unpublish: bool = False) -> None:
         """The trainer holds `version`: the recorded batches above it are trained again, those up to it are not. What

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 
 from pipeline.core.length_model import Ages, LengthModel, add_ages
 from pipeline.core.recent import Rate, RecentMean
@@ -52,6 +53,21 @@ class WatchedRole:
     def num_waiting(self) -> float:
         queue = self.queue
         return sum(queue.num_fresh.values()) + sum(map(sum, queue.ages.values())) if queue else 0.0
+
+    @property
+    def rest_tokens(self) -> float:
+        """What one that runs has before it, on average; where none runs, at the mean age of those that will."""
+        survival = self.lengths.survival(self.ages.values())
+        ages = [sum(counts) for counts in zip(*self.ages.values(), strict=True)] or list(survival[:-1])
+        if not any(ages):
+            ages = list(survival[:-1])
+        beyond = list(accumulate(reversed(survival)))[::-1]
+        width, num = self.believed.bin_tokens, sum(ages)
+        rest = [
+            count * max(1.0, width * (beyond[i] / survival[i] - 0.5)) if survival[i] > 0 else count
+            for i, count in enumerate(ages)
+        ]
+        return float(sum(rest) / num)
 
     def view(self, steps: Iterable[int]) -> RoleView:
         ages, fresh = self.ages, self.queue.num_fresh if self.queue else {}

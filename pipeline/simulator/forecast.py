@@ -77,7 +77,10 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
     ConfigError."""
     longest, longest_verdict = config.rollout.max_response_length, config.reward.genrm.max_tokens
     try:
-        rollout, verdict = _assumed(POLICY_16K, 16_384, longest), _assumed(VERDICT_4K, 4096, longest_verdict)
+        rollout, verdict = (
+            assumed_lengths(POLICY_16K, 16_384, longest),
+            assumed_lengths(VERDICT_4K, 4096, longest_verdict),
+        )
         if lengths and Path(lengths).is_dir():
             rollout, verdict = response_lengths(Path(lengths), longest), verdict_lengths(Path(lengths), longest_verdict)
         elif lengths:
@@ -203,7 +206,7 @@ def _mean(candidate: Candidate, results: Sequence[Result]) -> Forecast:
     )
 
 
-def _assumed(parts: Sequence[tuple[float, float, float]], known: int, longest: int) -> Lengths:
+def assumed_lengths(parts: Sequence[tuple[float, float, float]], known: int, longest: int) -> Lengths:
     """The shape that is known at one limit, at another."""
     return lognormal_mixture([(share, median * longest / known, sigma) for share, median, sigma in parts], longest)
 

@@ -12,7 +12,7 @@ from pipeline.simulator.cluster import make_blocks
 from pipeline.simulator.setup import Setup
 from pipeline.simulator.simulation import NUM_AHEAD
 
-_NUM_BINS = {Role.ROLLOUT: 32, Role.REWARD: 16}
+NUM_BINS = {Role.ROLLOUT: 32, Role.REWARD: 16}
 """Of age: 512 tokens at a limit of 16,384, and 256 at one of 4,096. More were no gain."""
 
 
@@ -38,8 +38,8 @@ def monitor_of(
             in_pairs=in_pairs,
             blocks=tuple(BlockView(index=b.index, node=b.node, role=None) for b in make_blocks(believed, [])),
             block_slots=believed.block,
-            rollout=_believed_role(believed, Role.ROLLOUT),
-            reward=_believed_role(believed, Role.REWARD),
+            rollout=believed_role(believed, Role.ROLLOUT),
+            reward=believed_role(believed, Role.REWARD),
             train=TrainView(block_indices=tuple(train_blocks), step_s=believed.train_s(num_train_gpus)),
             shift_s=shift_s,
             release_s=released_s - shift_s[Role.ROLLOUT],
@@ -47,10 +47,10 @@ def monitor_of(
     )
 
 
-def _believed_role(setup: Setup, role: Role) -> RoleView:
+def believed_role(setup: Setup, role: Role) -> RoleView:
     cost, work = setup.role(role), setup.workload
     lengths = work.lengths(role)
-    bin_tokens, num_bins = bins_of(lengths.longest, _NUM_BINS[role])
+    bin_tokens, num_bins = bins_of(lengths.longest, NUM_BINS[role])
     shared = work.prefix_tokens(role) * (1 - 1 / work.num_each) if work.shares_prefix else 0.0
     survival = lengths.survival(bin_tokens * np.arange(num_bins + 1, dtype=np.float64)).tolist()
     return RoleView(

@@ -37,9 +37,9 @@ class SharedFile:
             try:
                 self._fd = os.open(data, _FLAGS, 0o600)
             except OSError:
-                _remove([lock], [meta])
+                _remove([lock], [meta], os.getpid())
                 raise
-            weakref.finalize(self, _remove, [lock, self._fd], [data, meta])
+            weakref.finalize(self, _remove, [lock, self._fd], [data, meta], os.getpid())
         self._path = path
         self.num_bytes = 0
 
@@ -81,9 +81,9 @@ def _claim(meta: Path) -> int:
         os.close(fd)
 
 
-def _remove(descriptors: list[int], paths: list[Path]) -> None:
-    """The data first: what no meta names, no janitor would find."""
-    for path in paths:
+def _remove(descriptors: list[int], paths: list[Path], owner: int) -> None:
+    """The data first: what no meta names, no janitor would find. A fork of the owner removes nothing."""
+    for path in paths if os.getpid() == owner else ():
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
     for fd in descriptors:

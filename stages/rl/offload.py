@@ -17,10 +17,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
 
 from pipeline.kill_points import kill_point
 from stages.rl.host_memory import SharedFile
-from stages.rl.ranks import local
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 28
@@ -44,12 +44,12 @@ class _Place:
 
 
 class Offload:
-    """`path`: see SharedFile; not used on CUDA. Takes no memory before the first `take`."""
+    """`path`: see SharedFile; not used on CUDA. Takes no memory before the first `take`. `memory`: instead of that."""
 
-    def __init__(self, device: torch.device, path: Path | None = None) -> None:
+    def __init__(self, device: torch.device, path: Path | None = None, memory: HostMemory | None = None) -> None:
         self._device = device
         self._path = path
-        self._memory: HostMemory | None = None
+        self._memory = memory
         self._places: dict[int, _Place] | None = None
         self._scratch: list[tuple[UntypedStorage, int]] = []
 
@@ -193,6 +193,11 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> Iterator[Untyp
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} lies in memory that torch cannot give back")
         seen.add(_key(storage))
         yield storage
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of it that is here, if it is cut up over ranks."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _key(storage: UntypedStorage) -> int:

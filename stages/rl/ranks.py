@@ -165,11 +165,6 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is here. Not collective."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
 def whole_on_host(tensor: Tensor, part: Tensor) -> Tensor:
     """All of a tensor in host memory, from `part`, the rank's part of it there; collective, over gloo, if it is cut up.
     The other ranks may hold theirs anywhere."""

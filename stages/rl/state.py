@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from stages.rl.ranks import like, local, whole
+from stages.rl.offload import local
+from stages.rl.ranks import like, whole
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _MOMENTS = 2

@@ -14,7 +14,10 @@ from pipeline.journal import Journal
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.simulator.choice import choice_of
 from tests.cli.conftest import CHECKOUT, Pivot
-from tests.fakes.world import Odds, World, make_plan
+from tests.fakes.plan import Odds, make_plan
+from tests.fakes.watched import Run as Watched
+from tests.fakes.watched import foretell, live_through
+from tests.fakes.world import World
 from tests.simulator.test_calibrate import write_run
 from tests.simulator.test_forecast import config
 
@@ -123,3 +126,33 @@ def test_a_run_that_does_not_tell_enough_is_named_with_what_helps(run: RunFolder
     run.journal(2).unlink()
     done = pivot("plan", "r")
     assert done.code == 2 and "no journal yet" in done.err
+
+
+# --- a run whose GPUs change hands ------------------------------------------------------------------------------------
+
+
+def test_plan_of_a_shiftable_run_tells_what_was_decided_and_what_it_was_worth(tmp_path: Path, pivot: Pivot) -> None:
+    """Its journal is what a watcher writes."""
+    told = Watched(tmp_path / "runs" / "s", "placement.mode=shiftable", decide=foretell)
+    save_resolved(told.watcher._config, told.run.config)
+    write_json(told.run.status, {"run": "s", "status": "done", "attempt": 1, "pid": 1 << 22, "pid_start": 5})
+    empty = pivot("plan", "s")
+    assert empty.code == 0 and "asked   0 times" in empty.out, empty.err
+    live_through(told)
+    told.lines("worth")
+    done = pivot("plan", "s")
+    assert done.code == 0, done.err
+    assert "s, done: shiftable" in done.out and "asked   1 times, and shifted 1 times" in done.out
+    assert "shift 1 to reward: foretold" in done.out and "2/2/0" in done.out and "+6.00" in done.out
+    assert (
+        "rollout ▶ reward" in done.out
+        and "decision 9" in done.out
+        and "2.00 s (tasks 1.50 s, release 400 ms)" in done.out
+    )
+    found = json.loads(pivot("plan", "s", "--json").out)
+    (decision,), shifts = found["decisions"], found["shifts"]
+    assert found["mode"] == "shiftable" and decision["shifts"] == shifts and len(shifts) == 1
+    assert decision["worth"]["regret_s"] == decision["worth"]["predicted_gain_s"] - decision["worth"]["measured_gain_s"]
+    assert decision["cost"] == {"predicted_s": 1.0, "measured_s": 5.0 / 4}
+    refused = pivot("plan", "s", "--version", "1")
+    assert refused.code == 2 and "change hands" in refused.err

@@ -7,36 +7,20 @@ taken, and those refused.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
-from pipeline.core import fleet, sequences, versions
+from pipeline.core import sequences, versions
 from pipeline.core.core import Core
 from pipeline.core.events import Role
-from pipeline.core.fleet import WorkerChange, WorkerState
 from pipeline.core.sequences import Place, SequenceChange
 from pipeline.core.versions import VersionChange, VersionState
+from pipeline.core.worker import WorkerChange, WorkerState
+from tests.core.tables import LIVES, Hits
 
-Pair = tuple[object, object]
-LIVES: Mapping[str, Mapping[Pair, object]] = {
-    "sequence": sequences.LIFE,  # type: ignore[dict-item]
-    "version": versions.LIFE,  # type: ignore[dict-item]
-    "worker": fleet.LIFE,  # type: ignore[dict-item]
-}
-STATES: Mapping[str, tuple[object, ...]] = {
-    "sequence": tuple(
-        dict.fromkeys(state for (before, _), after in sequences.LIFE.items() for state in (before, after))
-    ),
-    "version": tuple(VersionState),
-    "worker": tuple(WorkerState),
-}
-CHANGES: Mapping[str, tuple[object, ...]] = {
-    "sequence": tuple(SequenceChange),
-    "version": tuple(VersionChange),
-    "worker": tuple(WorkerChange),
-}
 _ROLE_OF = {"rollout": Role.ROLLOUT, "reward": Role.REWARD, "prompts": Role.ROLLOUT, "evaluate": Role.ROLLOUT}
+_THERE = set(WorkerState) - {WorkerState.PLANNED, WorkerState.STARTING, WorkerState.FENCED, WorkerState.DEAD}
 _LOSSES = (ev.NodeLost, ev.TimerFired)
 _REASONS: Mapping[VersionChange, tuple[type, ...]] = {
     VersionChange.WRITTEN: (ev.TaskEnded,),
@@ -44,25 +28,6 @@ _REASONS: Mapping[VersionChange, tuple[type, ...]] = {
     VersionChange.SEALED: (ev.VersionSealed, *_LOSSES),  # the last node that had not sealed it is lost
     VersionChange.SUPERSEDED: (ev.VersionSealed, *_LOSSES),
 }
-
-
-@dataclass(slots=True)
-class Hits:
-    taken: dict[str, Counter[Pair]] = field(default_factory=lambda: {life: Counter() for life in LIVES})
-    refused: dict[str, Counter[Pair]] = field(default_factory=lambda: {life: Counter() for life in LIVES})
-    restored: Counter[str] = field(default_factory=Counter)
-    """In which state of the index sequences were when a new attempt began."""
-
-    def add(self, other: "Hits") -> None:
-        for life in LIVES:
-            self.taken[life] += other.taken[life]
-            self.refused[life] += other.refused[life]
-        self.restored += other.restored
-
-
-def name(state: object) -> str:
-    """As the pages in docs/lives write it."""
-    return str(state) if isinstance(state, Place) else str(state).upper()
 
 
 @dataclass(slots=True)
@@ -92,6 +57,8 @@ class Lives:
         self.asked: dict[str, int] = {}
         self.tasks: dict[str, _Task] = {}
         self.bindings: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.shared: set[str] = set()
+        """Those that live on slots with others."""
         self.nodes: set[str] = set()
         """Those that joined, cold or warm."""
         self.lost: set[str] = set()
@@ -108,7 +75,7 @@ class Lives:
     def timers(self) -> set[str]:
         """What has a limit now: each task, each worker that is not ready, each copy and each seal, each lost node, and
         the first coming of all nodes. A task of a fenced worker has none of its own any more."""
-        resting = (WorkerState.READY, WorkerState.DEAD)
+        resting = (WorkerState.READY, WorkerState.ASLEEP, WorkerState.DEAD)
         waiting = {f"task:{i}" for i, t in self.tasks.items() if self.workers[t.worker] is not WorkerState.FENCED}
         waiting.update(f"worker:{name}" for name, state in self.workers.items() if state not in resting)
         waiting.update(f"copy:{node}" for node in self.copies)
@@ -149,11 +116,25 @@ class Lives:
                     for seq_id in event.ids:
                         self.sequences.setdefault(seq_id, _Seq(event.step, sequences.WAITING[Role.ROLLOUT]))
             case ev.WorkerReady():
-                self._worker(event.worker, WorkerChange.REPORTED)
+                if not event.is_asleep and event.worker not in self.shared:
+                    self._worker(event.worker, WorkerChange.REPORTED)
+                elif self.workers.get(event.worker) is WorkerState.STARTING and event.is_asleep:
+                    self._worker(event.worker, WorkerChange.SLEPT)
+            case ev.WorkerSlept():
+                if self.workers.get(event.worker) is not WorkerState.STARTING:
+                    self._worker(event.worker, WorkerChange.SLEPT)
+            case ev.WorkerWoken():
+                if self.asked.get(event.worker) == event.version:
+                    self._worker(event.worker, WorkerChange.WOKEN)
+            case ev.WakeFailed():
+                if self.workers.get(event.worker) is not WorkerState.LOADING:
+                    self._worker(event.worker, WorkerChange.REFUSED)
             case ev.VersionLoaded():
                 if self._was_asked(event, WorkerChange.LOADED):
                     self._worker(event.worker, WorkerChange.LOADED)
             case ev.UpdateFailed():
+                if self.workers.get(event.worker) is WorkerState.WAKING:
+                    return
                 if self._was_asked(event, WorkerChange.REFUSED):
                     self._worker(event.worker, WorkerChange.REFUSED)
             case ev.WorkerDied():
@@ -273,8 +254,19 @@ class Lives:
                     assert self._worker(decision.worker, WorkerChange.EXPIRED), decision
                     if decision.reason.startswith("its slots"):
                         self.yielding.add(decision.worker)
+            case de.ShiftDown():
+                mine = [task for task in self.tasks.values() if task.worker == decision.worker]
+                assert decision.worker in self.shared, decision
+                assert {task.stage for task in mine} <= {"rollout", "reward", "prompts", "checkpoint"}, decision
+                assert self._worker(decision.worker, WorkerChange.SENT_DOWN), decision
+                for task in mine:
+                    task.is_ending |= task.stage in ("rollout", "reward")
+            case de.ShiftUp():
+                assert self._worker(decision.worker, WorkerChange.CALLED), decision
+                self.asked[decision.worker] = decision.version
             case de.StartTask():
-                assert self.workers[decision.worker] is WorkerState.READY, decision
+                states = _THERE if decision.stage in ("prompts", "checkpoint") else (WorkerState.READY,)
+                assert self.workers[decision.worker] in states, decision
                 assert decision.worker.startswith(_ROLE_OF.get(decision.stage, Role.TRAIN)), decision
                 self.tasks[decision.task] = _Task(decision.stage, decision.step, decision.worker)
             case de.EndTask():
@@ -298,10 +290,15 @@ class Lives:
     def _bind(self, start: de.StartWorker) -> None:
         """A replica keeps its slots for as long as their node is there, and no slot is in two bindings."""
         binding = (start.node, start.slots)
+        (self.shared.add if start.is_shared else self.shared.discard)(start.worker)
         assert self.bindings.setdefault(start.worker, binding) == binding, start
         assert start.node in self.nodes, start
-        taken = [(node, slot) for node, slots in self.bindings.values() for slot in slots]
-        assert len(taken) == len(set(taken)), self.bindings
+        roles = Counter(
+            (node, slot, worker.partition("-")[0] if worker in self.shared else "")
+            for worker, (node, slots) in self.bindings.items()
+            for slot in slots
+        )
+        assert max(roles.values()) == 1, self.bindings
         for stray in self.strays.get(start.node, ()):
             assert start.worker != stray.worker and not set(start.slots) & set(stray.slots), (start, stray)
 
@@ -388,6 +385,9 @@ class Lives:
             if queue or num:
                 assert len(queue) == len(set(queue)) == num, (place, queue)
                 assert all(self.sequences[i].place is place for i in queue), (place, queue)
+        holding = [w for w in core.fleet.workers.values() if w.holds and w.state is not WorkerState.FENCED]
+        holders = Counter((w.node, slot) for w in holding for slot in w.slots)
+        assert not holders or max(holders.values()) == 1, core.fleet.workers
         for worker in core.fleet.workers.values():
             if worker.state is WorkerState.PLANNED and self.workers.get(worker.name) is WorkerState.DEAD:
                 del self.workers[worker.name]  # its node was given up, and it was bound anew

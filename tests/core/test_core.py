@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.events import Finish, Role
-from pipeline.core.fleet import Replicas, WorkerState
-from tests.core.lives import Hits, Lives
+from pipeline.core.fleet import Replicas
+from pipeline.core.worker import WorkerState
+from tests.core.lives import Lives
+from tests.core.tables import Hits
 from tests.fakes.durable import Row
-from tests.fakes.world import Odds, World, make_plan
+from tests.fakes.plan import Odds, make_plan
+from tests.fakes.world import World
 
 
 def new_world(seed: int = 0, odds: Odds | None = None, **plan: object) -> World:

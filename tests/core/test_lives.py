@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.core import sequences
 from pipeline.core.events import Finish, RestoredSequence, Role, SegmentInfo, VerdictInfo
-from pipeline.core.fleet import Worker, WorkerChange, WorkerState
 from pipeline.core.sequences import Place, SequenceChange, Sequences
 from pipeline.core.versions import VersionChange, Versions, VersionState
-from tests.core.lives import CHANGES, LIVES, STATES, Pair, name
+from pipeline.core.worker import Worker, WorkerChange, WorkerState
+from tests.core.tables import CHANGES, LIVES, STATES, Pair, name
 
 DOCS = Path(__file__).parents[2] / "docs" / "lives"
 PAIRS = [(life, state, change) for life in LIVES for state in STATES[life] for change in CHANGES[life]]
@@ -106,7 +106,21 @@ class OneWorker:
             case WorkerChange.STARTED:
                 self.one.start(0, 1)
             case WorkerChange.REPORTED:
+                self.one.is_shared = False
                 self.one.report(0)
+            case WorkerChange.SLEPT if self.one.state is WorkerState.STARTING:
+                self.one.is_shared = True
+                self.one.report(0, is_asleep=True)
+            case WorkerChange.SLEPT:
+                self.one.sleep()
+            case WorkerChange.SENT_DOWN:
+                self.one.send_down()
+            case WorkerChange.CALLED:
+                self.one.call(1)
+            case WorkerChange.WOKEN:
+                self.one.wake(1)
+            case WorkerChange.REFUSED if self.one.state is WorkerState.WAKING:
+                self.one.fail_to_wake("no memory")
             case WorkerChange.ASKED:
                 self.one.ask(1)
             case WorkerChange.LOADED:

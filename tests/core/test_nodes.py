@@ -6,7 +6,8 @@ from pipeline.core.events import Role
 from pipeline.core.fleet import Replicas
 from tests.core.test_core import is_start, new_world, stages, until
 from tests.fakes.memory import NodeMemory
-from tests.fakes.world import Odds, World
+from tests.fakes.plan import Odds
+from tests.fakes.world import World
 
 TWO_NODES = {"num_nodes": 2, "min_nodes": 2, "evaluate_freq": 0}
 DONE = de.EndRun(status="done")

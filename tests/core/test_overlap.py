@@ -7,7 +7,8 @@ from pipeline.core import events as ev
 from pipeline.core.events import Finish, Role
 from pipeline.core.sequences import RUNNING, WAITING
 from tests.core.test_core import is_start, new_world, record, replicas, stages, until
-from tests.fakes.world import Odds, World
+from tests.fakes.plan import Odds
+from tests.fakes.world import World
 
 
 def step_of(task: str) -> int:

@@ -1,10 +1,24 @@
 """Policies: conservation and bound, on any input."""
 
+from collections.abc import Iterable, Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.scheduler import choose_dispatch
+from pipeline.core.scheduler import CountedReplica, Scheduler, WaitingQueue
 from pipeline.core.sequences import SCORED, Sequence, plan_batch
+
+
+def choose_dispatch(waiting: Iterable[Sequence], load: Mapping[str, int]) -> dict[str, list[Sequence]]:
+    """Who gets what where only numbers are known."""
+    scheduler: Scheduler[Sequence, CountedReplica] = Scheduler()
+    for index, num in enumerate(load.values()):
+        scheduler.offer(CountedReplica(index=index, num_running=num))
+    chosen: dict[str, list[Sequence]] = {}
+    for sequence, replica in scheduler.dispatches(WaitingQueue(waiting), now=0.0):
+        replica.num_running += 1
+        chosen.setdefault(list(load)[replica.index], []).append(sequence)
+    return chosen
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 20), min_size=1, max_size=6))

@@ -29,8 +29,9 @@ from pipeline.stage import StageSpec
 from tests.cli.conftest import CHECKOUT, COMMAND, environment
 from tests.core.storm import random_world
 from tests.fakes.durable import Durable
-from tests.fakes.world import Odds, World
-from tests.fakes.world import make_plan as make_small_plan
+from tests.fakes.plan import Odds
+from tests.fakes.plan import make_plan as make_small_plan
+from tests.fakes.world import World
 
 EVERY_EVENT: tuple[ev.Event, ...] = (
     ev.RunRestored(

@@ -5,7 +5,8 @@ import random
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from tests.fakes.durable import Durable, Row
-from tests.fakes.world import World, make_plan
+from tests.fakes.plan import make_plan
+from tests.fakes.world import World
 
 
 def restore(*recorded: int, seed: int = 0) -> World:

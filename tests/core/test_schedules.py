@@ -8,11 +8,11 @@ import pytest
 
 from pipeline.core import events as ev
 from pipeline.core.dag import STAGES
-from pipeline.core.fleet import WorkerState
 from pipeline.core.sequences import RESTORED_TO
 from pipeline.core.versions import VersionChange
-from tests.core.lives import CHANGES, LIVES, STATES, Hits, name
+from pipeline.core.worker import WorkerState
 from tests.core.storm import REPEATED, SEQUENCE_REPORTS, WORKER_REPORTS, Storm
+from tests.core.tables import CHANGES, LIVES, STATES, Hits, name
 
 NUM_SCHEDULES = 10_000
 NUM_PROCESSES = 2

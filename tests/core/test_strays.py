@@ -6,8 +6,9 @@ import pytest
 
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
-from tests.core.lives import Hits, Lives
+from tests.core.lives import Lives
 from tests.core.storm import random_world
+from tests.core.tables import Hits
 from tests.core.test_core import is_start, new_world, replicas, until
 from tests.fakes.world import World
 

@@ -34,3 +34,6 @@ class Process:
     oldest: dict[str, int] = field(default_factory=dict)
     """Of each rollout task the lowest version that may serve it."""
     is_hung: bool = False
+    slots: tuple[int, ...] = ()
+    is_awake: bool = True
+    """It has its slots."""

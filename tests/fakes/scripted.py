@@ -239,7 +239,7 @@ class FakeTask:
         except queue.Empty:
             return None
 
-    def report_admitted(self, step: int, ids: list[str]) -> None:
+    def report_admitted(self, step: int, ids: list[str], num_prompt_tokens: Sequence[int] = ()) -> None:
         assert step == self.spec.step
         self._add(self.admitted, ids)
 

@@ -8,51 +8,16 @@ to do and the end of what it said; what the queue holds stays.
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.events import Finish, Role, SegmentInfo, VerdictInfo
-from pipeline.core.fleet import Replicas
 from pipeline.queue.schema import sequence_id
 from tests.fakes.durable import SERVED, Durable
 from tests.fakes.memory import NodeMemory
+from tests.fakes.plan import Odds
 from tests.fakes.process import Process, Work
-
-
-def make_plan(**changes: object) -> RunPlan:
-    values: dict[str, object] = {
-        "total_steps": 3,
-        "sequences_per_step": 4,
-        "replicas": tuple(Replicas(role=r, replicas=1, slots=1) for r in Role),
-        "num_nodes": 1,
-        "min_nodes": 1,
-        "save_freq": 2,
-        "evaluate_freq": 2,
-        "restarts": 3,
-        "stage_s": 1e4,
-        "save_s": 1e4,
-        "publish_s": 1e4,
-        "engine_start_s": 1e4,
-    }
-    return RunPlan(**(values | changes))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Odds:
-    """How likely what can go wrong does, each time that it can."""
-
-    flush: float = 0.0
-    abort: float = 0.0
-    judge_fails: float = 0.0
-    update_fails: float = 0.0
-    start_fails: float = 0.0
-    node_fails: float = 0.0
-    copy_fails: float = 0.0
-    stage_fails: float = 0.0
-    says_started: float = 1.0
-    """A task that ends at once may say that alone."""
 
 
 class World:
@@ -185,6 +150,11 @@ class World:
                 self.timers.pop(decision.name, None)
                 if decision.after_s > 0:
                     self.timers[decision.name] = self.now + decision.after_s
+            case de.AskPlanner():
+                self.say("planner", self._plan(decision.number))
+            case de.ShiftUp() | de.ShiftDown():
+                if decision.worker in self.processes:
+                    self.processes[decision.worker].orders.append(decision)
             case de.StartTask() | de.Dispatch() | de.EndTask() | de.LoadVersion() | de.Abort():
                 process = self.processes.get(decision.worker)
                 if process is not None:
@@ -199,6 +169,8 @@ class World:
             case de.StartWorker():
                 assert decision.worker not in self.processes, decision
                 process = Process(decision.worker, decision.role, decision.node, decision.version)
+                process.slots = decision.slots
+                self._require_free(process)
                 if decision.role is Role.TRAIN:
                     process.version = self.durable.newest_checkpoint
                     process.trained = self.durable.checkpoints[process.version]
@@ -273,7 +245,21 @@ class World:
                 if not is_there or self.rng.random() < self.odds.start_fails:
                     self.kill(process.name)
                 else:
-                    self.say(process.name, ev.WorkerReady(worker=process.name, version=process.version))
+                    process.is_awake = not order.is_shared
+                    ready = ev.WorkerReady(worker=process.name, version=process.version, is_asleep=order.is_shared)
+                    self.say(process.name, ready)
+            case de.ShiftDown():
+                self._leave(process, order)
+            case de.ShiftUp():
+                process.is_awake = True
+                self._require_free(process)
+                if process.role is Role.ROLLOUT:
+                    assert self.can_read(process.node, order.version), (order, process, self.memories)
+                    process.version = order.version
+                if self.rng.random() < self.odds.wake_fails:
+                    self.say(process.name, ev.WakeFailed(worker=process.name, reason="no memory"))
+                else:
+                    self.say(process.name, ev.WorkerWoken(worker=process.name, version=order.version))
             case de.LoadVersion():
                 assert self.can_read(process.node, order.version), (order, process, self.memories)
                 for work in process.work if not order.keep_kv else ():
@@ -285,6 +271,7 @@ class World:
                     process.version = order.version
                     self.say(process.name, ev.VersionLoaded(worker=process.name, version=order.version))
             case de.StartTask():
+                assert process.is_awake or order.stage in ("prompts", "checkpoint"), (order, process)
                 if self.rng.random() < self.odds.says_started:
                     self.say(process.name, ev.TaskStarted(task=order.task))
                 if self.rng.random() < self.odds.stage_fails:
@@ -296,13 +283,42 @@ class World:
                     self._run_task(process, order)
                     self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
             case de.Dispatch() if order.task in process.tasks:
-                assert process.version >= process.oldest[order.task], (order, process)
+                assert process.version >= process.oldest[order.task] and process.is_awake, (order, process)
                 for seq_id, turn in zip(order.ids, order.turns, strict=True):
                     self._claim(process, order.task, seq_id, (self.durable.attempts, turn))
+            case de.Abort():
+                for work in process.work:
+                    if work.id in order.ids and work.aborted_at is None:
+                        work.aborted_at = process.version
             case de.EndTask() if order.task in process.tasks:
                 assert order.task not in {w.task for w in process.work}, "nothing is left when a task is told to end"
                 del process.tasks[order.task]
                 self.say(process.name, ev.TaskEnded(task=order.task, ok=True))
+
+    def _leave(self, process: Process, order: de.ShiftDown) -> None:
+        """What runs goes back first, one by one, then its tasks end, and then it sleeps."""
+        for work in process.work:
+            work.aborted_at = process.version if work.aborted_at is None else work.aborted_at
+        if process.work:
+            process.orders.appendleft(order)
+            return
+        for task in process.tasks:
+            self.say(process.name, ev.TaskEnded(task=task, ok=True))
+        process.tasks.clear()
+        process.is_awake = False
+        self.say(process.name, ev.WorkerSlept(worker=process.name))
+
+    def _require_free(self, process: Process) -> None:
+        """Nobody else is awake on its slots."""
+        for other in self.processes.values():
+            is_there = other is not process and other.node == process.node and other.is_awake
+            assert not is_there or set(other.slots).isdisjoint(process.slots), (process, other)
+
+    def _plan(self, number: int) -> ev.PlanMade:
+        """Anything; also what cannot be done."""
+        num = len(self.core.blocks.all) + 1
+        moves = {self.rng.randrange(num): self.rng.choice(tuple(Role)) for _ in range(self.rng.randrange(3))}
+        return ev.PlanMade(number=number, moves=tuple(moves.items()), again_s=self.rng.choice((20.0, 1e4)))
 
     def _run_task(self, process: Process, task: de.StartTask) -> None:
         match task.stage:
@@ -374,7 +390,7 @@ class World:
 
     def _judge(self, process: Process, work: Work) -> None:
         draw = self.rng.random()
-        if draw < self.odds.abort:
+        if draw < self.odds.abort or work.aborted_at is not None:
             back = SegmentInfo(id=work.id, idx=work.idx, num_tokens=0, version=process.version, finish=Finish.ABORT)
             self.say(process.name, ev.SegmentClosed(task=work.task, segments=(back,)))
             return

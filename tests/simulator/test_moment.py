@@ -15,8 +15,9 @@ from pipeline.simulator.modes import shiftable_schedule, static_schedules
 from pipeline.simulator.moment import VERSION, look_at
 from pipeline.simulator.replay import Replay
 from pipeline.simulator.setup import Setup
-from tests.fakes.world import Odds, World
-from tests.fakes.world import make_plan as make_small_plan
+from tests.fakes.plan import Odds
+from tests.fakes.plan import make_plan as make_small_plan
+from tests.fakes.world import World
 from tests.simulator.test_guard import COARSE, small
 
 

@@ -25,8 +25,8 @@ from pipeline.core.planner.settings import PlannerSettings
 _LEFT = 0.6  # a step is done when fewer are expected: the median of when the last one ends
 _EARLIEST, _LATEST = 0.4, 1.6  # relative lengths of the first and the last time step
 _FULL = 0.95  # of the KV cache
-_EARLY = 0.02  # weight of A's own end: of two splits with one value the one that trains A earlier
-_SLACK = 0.05  # weight of when B is judged, even if its turn comes later: what lasts longer than expected delays less
+EARLY = 0.02  # weight of A's own end: of two splits with one value the one that trains A earlier
+SLACK = 0.05  # weight of when B is judged, even if its turn comes later: what lasts longer than expected delays less
 _A_LITTLE = 1e-3
 
 
@@ -112,9 +112,9 @@ class _Fluid:
         self.start = np.where(np.isfinite(self.start), self.start, t + self._rest_s(0))
         rest_s = np.maximum(t, self.start) + self._rest_s(1)
         self.judged[1] = np.where(np.isfinite(self.judged[1]), self.judged[1], rest_s)
-        next_start, value = self._next_start(), _EARLY * self.start
+        next_start, value = self._next_start(), EARLY * self.start
         if self.has_next:
-            value = value + _SLACK * self.judged[1]
+            value = value + SLACK * self.judged[1]
         return Outcome(
             value_s=value + next_start + self._beyond_s(),
             train_start_s=self.start,

@@ -4,6 +4,8 @@ import os
 import secrets
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,26 @@ def test_the_janitor_removes_what_a_killed_process_left(prefix):
     killed(SHM / f"{prefix}train-0")
     assert janitor(prefix) == [f"{prefix}train-0"]
     assert files(prefix) == set()
+
+
+_CYCLE = """
+import sys, torch
+from pathlib import Path
+from stages.rl.offload import Offload
+offload, tensor = Offload(torch.device("cpu"), Path(sys.argv[1])), torch.arange(1000)
+offload.take([tensor, torch.ones(9)])
+offload.give_back()
+"""
+
+
+@pytest.mark.parametrize("point", ["down.offload", "up.restore"])
+def test_who_is_killed_in_a_shift_leaves_nothing_that_stays(prefix, point):
+    path = SHM / f"{prefix}train-0"
+    command = [sys.executable, "-c", _CYCLE, str(path)]
+    for name, code in ((point, -signal.SIGKILL), ("", 0)):
+        done = subprocess.run(command, env=os.environ | {"PIVOT_KILL_POINT": name}, check=False)
+        assert done.returncode == code
+        assert files(prefix) == ({"train-0.0", "train-0.meta"} if name else set())
 
 
 def test_the_next_life_of_a_worker_takes_the_name_over(prefix):

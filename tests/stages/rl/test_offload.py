@@ -12,8 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import save
 
 from pipeline.core.errors import RunError
-from stages.rl.offload import Chunks, Offload
-from stages.rl.ranks import local
+from stages.rl.offload import Chunks, Offload, local
 from stages.rl.state import image
 from stages.rl.trainer import HfTrainer
 from tests.fakes.ranks import crew, started
