@@ -262,7 +262,7 @@ class Controller:
         """Writes status.json while the run goes on; endless."""
         while True:
             workers = self.core.fleet.workers
-            if workers and all(w.state in (WorkerState.READY, WorkerState.ASLEEP) for w in workers.values()):
+            if workers and all(w.state not in (WorkerState.PLANNED, WorkerState.STARTING) for w in workers.values()):
                 self.tracking.open()
                 self.status.value["status"] = "running"
                 self.status.value["mlflow"] = self.tracking.location
