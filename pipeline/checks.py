@@ -191,6 +191,7 @@ def _check_room(config: Config) -> None:
         "genrm": needed_bytes(genrm.path, genrm.dtype, 1),
     }
     if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not _has_gpus():
-        stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", _STATES) * _num_states(config)
+        num = _STATES + (config.algorithm.kl.coef > 0)
+        stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)
     copies = config.cluster.nodes if config.cluster.kind == "local" else 1
     check_room({name: size * copies for name, size in stores.items()})
