@@ -341,6 +341,8 @@ class HfTrainer:
         return optimizer_tensors(self.model, self.optimizer, gather)
 
     def _image(self, named: Named, dtype: torch.dtype) -> bytes:
+        if self.offload.is_holding:
+            self.offload.trim()  # what the file before took
         return image(named, self._on_host, dtype, is_kept=self._ranks.is_first)
 
     def _on_host(self, tensor: Tensor) -> Tensor:
