@@ -1,7 +1,7 @@
 """Private memory of a run's workers, sampled from outside: `python memory_trace.py PARENT OUT [--period 0.05]`.
 
-Every process below PARENT whose log is a worker's is looked at, each once per period; OUT gets one JSON line per look:
-[worker, pid, when the look began and ended (monotonic clock), Private_Dirty, bytes of its file in /dev/shm (a trainer's)].
+Every process below PARENT whose log is a worker's is looked at, each once per period. OUT gets one JSON line per look:
+worker, pid, when the look began and ended (monotonic clock), Private_Dirty, bytes of a trainer's file in /dev/shm.
 Ends when PARENT has, or its own standard input is closed.
 """
 

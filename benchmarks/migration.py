@@ -4,9 +4,9 @@ One step of configs/quickstart.yaml with two vLLM rollout replicas and 64 sequen
 controller, agent and queue, --runs times. Answers must outlast two moves, and the quickstart's may end at their third
 token: so the problems are as long as they may be, and the policy's stop token is made less likely. (The judge is
 emulated.) The core is the real one but for a policy: each sequence is aborted twice, when some of its new tokens are
-durable, and goes on at the other replica, which has room. With --smollm2 the same of SmolLM2-135M, 8 sequences, 256 MB of
-KV. Then the quickstart's policy in one engine of this process, of whose 64 running sequences all are aborted, again and
-again. Keys (of all runs together; of seconds the best run's, `/worst` the worst one's):
+durable, and goes on at the other replica, which has room. With --smollm2 the same of SmolLM2-135M, 8 sequences, 256 MB
+of KV. Then the quickstart's policy in one engine of this process, of whose 64 running sequences all are aborted, again
+and again. Keys (of all runs together; of seconds the best run's, `/worst` the worst one's):
 
   sequences, groups            of a step; how many groups have all their members
   first/<replica>              how many sequences each replica began
@@ -18,8 +18,8 @@ again. Keys (of all runs together; of seconds the best run's, `/worst` the worst
   ends/wrong                   sequences that are too long, have a stop token before their end, or end without a reason
   migration_s/p50 /p90         from the decision to abort to the first new token at the other replica, which the queue
                                has made durable by then, per sequence
-  part_s/<part>/p50            of that: `abort` until the core hears that it is back, `queue` until it is dispatched again,
-                               `token` until the first new one
+  part_s/<part>/p50            of that: `abort` until the core hears that it is back, `queue` until it is dispatched
+                               again, `token` until the first new one
   abort_ms/p50 /p90            from EngineHost.abort() to the last output, 64 sequences running
   step_ms/p50                  a step of that engine with 64 sequences, for comparison
   smollm2/<key>                the same of SmolLM2-135M

@@ -3,8 +3,8 @@ decides written down. For benchmarks of shifts and migrations; its lines are
 
     [seconds on the controller's clock, kind, worker, {...}]
 
-of these kinds. Decided: `plan` (worker ""), `down`, `up`, `task`, `dispatch`, `abort`. Heard: `ready`, `slept`, `woken`,
-`refused`, `counts`, `started`, `segments`, `verdicts`, `ended`, `died`.
+of these kinds. Decided: `plan` (worker ""), `down`, `up`, `task`, `dispatch`, `abort`. Heard: `ready`, `slept`,
+`woken`, `refused`, `counts`, `started`, `segments`, `verdicts`, `ended`, `died`.
 """
 
 import asyncio

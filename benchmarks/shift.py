@@ -1,10 +1,11 @@
 """Shifts in live runs: `python benchmarks/shift.py [--runs 3] [--smollm2 FOLDER] [--plot FILE]`.
 
-Real controller, agents, workers and engines. configs/quickstart.yaml, shiftable on 4 slots, staleness 1; in the place of
-the planner one that moves a block from rollout to reward, or back, every .4 s, whatever runs there. Then on 2 slots with
-two training ranks (`ddp`), where all blocks change every second, while each worker's private memory is sampled from
-outside every 50 ms (a look takes 10 ms of a core, so not where times are measured); and, with --smollm2, SmolLM2-135M
-as policy and judge on 2 slots, with 256 MB of KV. Keys (of the quickstart; `traced/...` and `smollm2/...` of those runs):
+Real controller, agents, workers and engines. configs/quickstart.yaml, shiftable on 4 slots, staleness 1; in the place
+of the planner one that moves a block from rollout to reward, or back, every .4 s, whatever runs there. Then on 2 slots
+with two training ranks (`ddp`), where all blocks change every second, while each worker's private memory is sampled
+from outside every 50 ms (a look takes 10 ms of a core, so not where times are measured). With --smollm2, that of
+SmolLM2-135M as policy and judge, one rank, 256 MB of KV. What was measured before is kept, in
+benchmarks/out/shift-parts. Keys (of the quickstart; `traced/...` and `smollm2/...` of those runs):
 
   num/between, num/train         shifts rollout to reward and back; to training and back
   down_s/p50 /p90                from the decision to the report that the slots are free; p50 is the best of the runs
@@ -32,14 +33,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import OUT, Must, main, parser, percentile
+from harness import OUT, Must, kept, main, parser, percentile
+
 from benchmarks.recorder import Moves, run_recorded
 from benchmarks.shift_samples import SETTLED_S, Change, Down, Shifts, Trace, Up, changes_of, shifts_of, traces_of
-
 from pipeline.core.core import Core
 from pipeline.core.events import INFERENCE, Role
 
@@ -109,10 +111,12 @@ class Flipper:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     raw: dict[str, Any] = {"runs": [], "traced": None, "smollm2": None}
     steps = f"trainer.total_training_steps={args.steps}"
-    raw["runs"] = [one(f"quick-{number}", [*QUICK, steps], EVERY_S) for number in range(args.runs)]
-    raw["traced"] = one("traced", [*TWO_RANKS, steps], TRACED_EVERY_S, is_traced=True)
+    for number in range(args.runs):
+        raw["runs"].append(kept("shift", f"quick-{number}", lambda: one("quick", [*QUICK, steps], EVERY_S)))
+    raw["traced"] = kept("shift", "traced", lambda: one("traced", [*TWO_RANKS, steps], TRACED_EVERY_S, is_traced=True))
     if args.smollm2:
-        raw["smollm2"] = one("smollm2", smollm2(args.smollm2.resolve()), args.every, is_traced=True)
+        settings = smollm2(args.smollm2.resolve())
+        raw["smollm2"] = kept("shift", "smollm2", lambda: one("smollm2", settings, args.every, is_traced=True))
     return raw
 
 
@@ -128,11 +132,11 @@ def smollm2(model: Path) -> list[str]:
         f"reward.genrm.engine.kv_cache_bytes={KV_BYTES}",
         "data.max_prompt_length=96",
         "data.train_batch_size=4",
-        "rollout.n=4",
-        "rollout.max_response_length=48",
-        "reward.genrm.max_tokens=12",
+        "rollout.n=2",
+        "rollout.max_response_length=40",
+        "reward.genrm.max_tokens=8",
         "trainer.updates_per_step=1",
-        "trainer.total_training_steps=4",
+        "trainer.total_training_steps=3",
         "algorithm.max_logprob_diff=10",
         "limits.engine_start_s=300",
         "limits.stage_s=600",
@@ -141,7 +145,6 @@ def smollm2(model: Path) -> list[str]:
 
 
 def one(name: str, overrides: list[str], every_s: float, *, is_traced: bool = False) -> dict[str, Any]:
-    print(f"shift: {name}", file=sys.stderr, flush=True)
     loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="pivot-shift-") as folder, contextlib.ExitStack() as stack:
         out = Path(folder) / "trace.jsonl"
@@ -178,7 +181,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
     found = over_runs([times_of(run) for run in runs])
     found |= counts_of([*runs, traced])
     found |= {"traced/num/between": float(traced.num_between), "traced/num/train": float(traced.num_train)}
-    found |= memory_of(traced, raw["traced"]["memory"])
+    found |= {k: v for k, v in memory_of(traced, raw["traced"]["memory"]).items() if not k.startswith("memory/train")}
     if raw["smollm2"]:
         large = shifts_of(raw["smollm2"]["lines"])
         of_large = times_of(large) | counts_of([large]) | memory_of(large, raw["smollm2"]["memory"])
@@ -317,7 +320,7 @@ def stretch(lines: Any) -> tuple[float, float]:
 
 
 def intervals(times: list[float]) -> list[float]:
-    return [b - a for a, b in zip(times, times[1:], strict=False)]
+    return [b - a for a, b in pairwise(times)]
 
 
 def block_of(workers: list[str]) -> list[str]:

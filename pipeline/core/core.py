@@ -20,12 +20,11 @@ from pipeline.core.decisions import (
     StartTask,
 )
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.feeding import Feeder, Server
+from pipeline.core.feeding import Feeder, Server, due
 from pipeline.core.fleet import Capacity
 from pipeline.core.outbox import Outbox
 from pipeline.core.placement import Placement
-from pipeline.core.scheduler import WaitingQueue
-from pipeline.core.sequences import RUNNING, WAITING, Sequence, Sequences, plan_batch
+from pipeline.core.sequences import RUNNING, WAITING, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.tasks import NEEDS_NO_SLOTS, SERVING, Task, Tasks
 from pipeline.core.worker import Worker
@@ -334,24 +333,12 @@ class Core:
     def _feed(self, role: Role, steps: list[StepProgress]) -> None:
         """Give what waits to the replicas, those of rollout only if they serve the newest version: then no token is
         older than the step allows, and the versions of a sequence never decrease."""
-        stage, place, feeder = role.value, WAITING[role], self._feeders[role]
+        stage, feeder = role.value, self._feeders[role]
         served = {step.step: step.tasks[stage] for step in steps if step.stages[stage] is Progress.RUNNING}
-        num = {step: self.sequences.num_of(step, place) for step in served}
-        if not served or not (any(num.values()) or feeder.is_uneven):
-            return
-        is_rollout = role is Role.ROLLOUT
-        is_free = not is_rollout or all(self.plan.oldest_version(step) <= self.versions.current for step in served)
-        if is_rollout and self.sequences.newest_version > self.versions.current:
-            is_free = False
-        if is_free and sum(num.values()) == self.sequences.num_at(place):
-            queue, due = self.sequences.queue(role), {step for step in served if num[step]}
-        else:
-            waiting = [seq for i in self.sequences.waiting[place] if (seq := self.sequences[i]).step in served]
-            if is_rollout:
-                waiting = [seq for seq in waiting if self._oldest_version(seq) <= self.versions.current]
-            queue, due = WaitingQueue(waiting), {seq.step for seq in waiting}
-        if len(queue) or feeder.is_uneven:
-            servers = self._servers(role, {step: served[step] for step in due or served})
+        oldest = {step: self.plan.oldest_version(step) for step in served}
+        queue, waiting = due(self.sequences, role, oldest, self.versions.current)
+        if served and (waiting or feeder.is_uneven):
+            servers = self._servers(role, {step: served[step] for step in waiting or served})
             feeder.feed(queue, servers, self._out.now)
 
     def _servers(self, role: Role, served: dict[int, dict[str, str]]) -> list[Server]:
@@ -369,10 +356,6 @@ class Core:
         ]
         coming = [worker for worker in self.fleet.waking(role) if role is Role.REWARD or worker.asked == current]
         return [*servers, *(Server(worker, {}) for worker in coming)] if servers else []
-
-    def _oldest_version(self, seq: Sequence) -> int:
-        """The sequence may go on only under this version or a newer one."""
-        return max(self.plan.oldest_version(seq.step), seq.max_version or 0)
 
     def _load(self, worker: str) -> int:
         """How many sequences it runs, of all steps."""

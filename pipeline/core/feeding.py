@@ -11,7 +11,7 @@ from pipeline.core.fleet import Capacity
 from pipeline.core.iteration import IterationCost
 from pipeline.core.outbox import Outbox
 from pipeline.core.scheduler import HEADROOM_TOKENS, CountedReplica, Scheduler, WaitingQueue
-from pipeline.core.sequences import RUNNING, Sequence, Sequences
+from pipeline.core.sequences import RUNNING, WAITING, Sequence, Sequences
 from pipeline.core.tasks import Tasks
 from pipeline.core.worker import Worker
 
@@ -19,6 +19,28 @@ MAX_BACKLOG_S = 1.0
 """Prefill stops decoding: so long may a replica be taken from those who run there (assumed)."""
 _SHARE = 8
 """Of the longest response or verdict, what is kept free for each that runs: an eighth (assumed)."""
+
+
+def due(
+    sequences: Sequences, role: Role, oldest: Mapping[int, int], current: int
+) -> tuple[WaitingQueue[Sequence], set[int]]:
+    """Who may be dispatched now, and the steps of these. `oldest`: of the steps that are served, the least version that
+    a token of theirs may have. A policy of version `current` rolls out only what may have that, and has no newer one.
+
+    Mostly that is all who wait: then nothing is looked at but the queue as it stands.
+    """
+    place = WAITING[role]
+    num = {step: sequences.num_of(step, place) for step in oldest}
+    if not any(num.values()):
+        return WaitingQueue(), set()
+    is_rollout = role is Role.ROLLOUT
+    is_free = not is_rollout or max(sequences.newest_version, *oldest.values()) <= current
+    if is_free and sum(num.values()) == sequences.num_at(place):
+        return sequences.queue(role), {step for step in num if num[step]}
+    waiting = [seq for i in sequences.waiting[place] if (seq := sequences[i]).step in oldest]
+    if is_rollout:
+        waiting = [seq for seq in waiting if max(oldest[seq.step], seq.max_version or 0) <= current]
+    return WaitingQueue(waiting), {seq.step for seq in waiting}
 
 
 class Server(NamedTuple):

@@ -56,9 +56,10 @@ def test_a_colocated_run_by_hand(rig: Quickstart) -> None:
             metrics = train_one(rig, queue, step)
             assert metrics["train/num_tokens"] > 1000 and metrics["mismatch/max_abs_logprob_diff"] < 1e-4
         for worker in ("rollout-0", "reward-0"):
-            rig.up(worker, version=NUM_STEPS)
+            woken = rig.up(worker, version=NUM_STEPS)
             awake = private_bytes(pids[worker])
-            rig.down(worker)
+            slept = rig.down(worker)
+            assert slept.costly == woken.costly and slept.costly["communicators"] > 0, "those of its start"
             assert awake - private_bytes(pids[worker]) > 0.8 * KV_BYTES
             assert private_bytes(pids[worker]) - asleep[worker] < 2 * KV_BYTES, "caches of kernels"
         assert rig.pids == pids == {b.worker: b.pid for b in rig.last_bindings()} and rig.pids.keys() == ROLES.keys()
