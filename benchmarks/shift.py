@@ -122,7 +122,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def smollm2(model: Path) -> list[str]:
     """Short answers of a model that cannot sort: what is measured are shifts."""
-    model_of = {"path": str(model), "dtype": "bfloat16"}
+    model_of = {"path": str(model), "dtype": "float32"}  # in bfloat16 trainer and engine differ too much
     return [
         *SHARED,
         "cluster.slots_per_node=2",
@@ -135,8 +135,9 @@ def smollm2(model: Path) -> list[str]:
         "rollout.n=2",
         "rollout.max_response_length=40",
         "reward.genrm.max_tokens=8",
+        "reward.genrm.temperature=1.0",  # else all answers are alike to this judge, and nothing is learnt
         "trainer.updates_per_step=1",
-        "trainer.total_training_steps=3",
+        "trainer.total_training_steps=5",
         "algorithm.max_logprob_diff=10",
         "limits.engine_start_s=300",
         "limits.stage_s=600",
@@ -314,9 +315,12 @@ def draw(raw: dict[str, Any], path: Path) -> None:
 
 
 def stretch(lines: Any) -> tuple[float, float]:
-    """A part of the run with about 16 s in it, or all of a shorter one, from the first shift on."""
-    ups = [at for at, kind, *_ in lines if kind == "down"]
-    return ups[0] - 0.5, min(ups[-1] + 0.5, ups[0] + max(16.0, 12 * median(intervals(ups))))
+    """A part of the run with about a dozen shifts in it, before and after the first time that somebody trained."""
+    downs = [at for at, kind, *_ in lines if kind == "down"]
+    length = max(16.0, 16 * median(intervals(downs)))
+    trained = next((at for at, kind, worker, _ in lines if kind == "up" and worker.startswith("train")), downs[0])
+    start = max(downs[0] - 0.5, trained - length / 4)
+    return start, min(downs[-1] + 0.5, start + length)
 
 
 def intervals(times: list[float]) -> list[float]:

@@ -373,6 +373,8 @@ class Lives:
         waiting = dict.fromkeys(core.sequences.waiting, 0)
         num = 0
         for step in core.steps:
+            at = Counter(seq.place for seq in core.sequences.of_step(step))
+            assert all(core.sequences.num_of(step, place) == num for place, num in at.items()), (step, at)
             for seq in core.sequences.of_step(step):
                 mine = self.sequences[seq.id]
                 assert seq.place is mine.place and seq.task == mine.task, (seq, mine)
@@ -383,16 +385,10 @@ class Lives:
         assert num == len(self.sequences)
         for place, num in waiting.items():
             queue = core.sequences.waiting[place]
-            if queue or num:
-                assert len(queue) == len(set(queue)) == num, (place, queue)
-                assert all(self.sequences[i].place is place for i in queue), (place, queue)
-            assert place.role is not None
+            assert len(queue) == len(set(queue)) == num, (place, queue)
+            assert all(self.sequences[i].place is place for i in queue), (place, queue)
             in_turn = sorted((core.sequences[i] for i in queue), key=lambda s: (s.step, -s.generated, s.id))
             assert core.sequences.queue(place.role).waiting() == in_turn, place
-        for step in core.steps:
-            at = Counter(seq.place for seq in core.sequences.of_step(step))
-            assert all(core.sequences.num_of(step, place) == num for place, num in at.items()), (step, at)
-            assert core.sequences.num_of(step, *core.sequences.waiting) == sum(at[p] for p in core.sequences.waiting)
         holding = [w for w in core.fleet.workers.values() if w.holds and w.state is not WorkerState.FENCED]
         holders = Counter((w.node, slot) for w in holding for slot in w.slots)
         assert not holders or max(holders.values()) == 1, core.fleet.workers
