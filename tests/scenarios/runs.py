@@ -151,16 +151,29 @@ def sequences(run: Path) -> dict[int, list[SequenceRow]]:
         folder = Path(name)
         (folder / "segments").mkdir()
         fork_queue(run / "queue", folder, 1 << 30)
-        index = Index(folder / "index.db", 1)
-        files = SegmentFiles(folder / "segments", "none.arrows")
-        batches = {step: json.loads(ids) for step, ids in index.fetch("SELECT step, ids FROM batch")}
-        found = {}
-        for (step,) in index.fetch("SELECT DISTINCT step FROM seq ORDER BY step"):
-            ids = [id for (id,) in index.fetch("SELECT id FROM seq WHERE step = ? ORDER BY id", step)]
-            order = [*batches.get(step, ()), *(id for id in ids if id not in set(batches.get(step, ())))]
-            found[step] = to_sequences(payload.assemble(payload.find(index, order), files.read))
-        index.close()
-    return found
+        return read_queue(folder).sequences
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a queue holds: each step's recorded batch in its order, then those that are in none; and these batches."""
+
+    sequences: dict[int, list[SequenceRow]]
+    batches: dict[int, list[str]]
+
+
+def read_queue(folder: Path) -> Queue:
+    """Of a queue that nobody serves; it is changed by that."""
+    index = Index(folder / "index.db", 1 << 20)
+    files = SegmentFiles(folder / "segments", "none.arrows")
+    batches = {step: json.loads(ids) for step, ids in index.fetch("SELECT step, ids FROM batch")}
+    found = {}
+    for (step,) in index.fetch("SELECT DISTINCT step FROM seq ORDER BY step"):
+        ids = [id for (id,) in index.fetch("SELECT id FROM seq WHERE step = ? ORDER BY id", step)]
+        order = [*batches.get(step, ()), *(id for id in ids if id not in set(batches.get(step, ())))]
+        found[step] = to_sequences(payload.assemble(payload.find(index, order), files.read))
+    index.close()
+    return Queue(found, batches)
 
 
 def check_same(run: Path, other: Path, lost: tuple[str, ...] = ()) -> None:
