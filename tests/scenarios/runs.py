@@ -23,7 +23,9 @@ from pipeline.status import start_ticks
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
-_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/")
+_WATCHED = ("role/", "planner/", "shift/")
+"""Metrics of what the monitor sees in time."""
+_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/", *_WATCHED)
 """Metrics that no two runs share."""
 _LIMIT_S = 240
 
@@ -132,8 +134,10 @@ def measured(run: Path, lost: tuple[str, ...] = ()) -> dict[int, dict[str, float
 
 
 def names(run: Path) -> dict[int, set[str]]:
-    """Of each step the names of all its metrics, but of the times of the step before's last stages."""
-    return {int(row["step"]): set(row) - {"timing_s/save_checkpoint", "timing_s/evaluate"} for row in rows(run)}
+    """Of each step the names of all its metrics, but of the times of the step before's last stages, and of what was
+    seen of its shifts."""
+    others = {"timing_s/save_checkpoint", "timing_s/evaluate"}
+    return {int(row["step"]): {k for k in row if not k.startswith(_WATCHED)} - others for row in rows(run)}
 
 
 def checkpoints(run: Path) -> dict[str, dict[str, str]]:

@@ -49,7 +49,7 @@ MOMENTS = ("NodeJoined", "WorkerWoken", "SegmentClosed", "VerdictGiven", "Worker
 class Outcome:
     """Of one schedule: what happened how often, and what is wrong."""
 
-    counts: Counter[str]
+    counts: dict[str, int]
     account: Account
     changed: list[str] = field(default_factory=list)
     """What the queue held in the middle of the run and is not the beginning of what it holds at the end."""
@@ -150,10 +150,10 @@ def shift_schedule(path: Path, seed: int) -> Outcome:
         counts["aborts"] += text.count('"finish":"abort"')
         for event, name in (("WorkerSlept", "downs"), ("WorkerWoken", "ups"), ("VersionLoaded", "updates")):
             counts[name] += text.count(f'"event":"{event}"')
-    outcome = Outcome(counts, account(path, NUM_STEPS, PER_STEP, config.algorithm.staleness))
+    outcome = Outcome(dict(counts), account(path, NUM_STEPS, PER_STEP, config.algorithm.staleness))
     final = {row.id: row for rows in sequences(path).values() for row in rows}
-    counts["photographs"] = len(photos)
-    counts["photographed tokens"] = sum(len(row.tokens) for photo in photos for row in photo.values())
+    outcome.counts["photographs"] = len(photos)
+    outcome.counts["photographed tokens"] = sum(len(row.tokens) for photo in photos for row in photo.values())
     outcome.changed = [text for photo in photos for text in _changes(photo, final)]
     outcome.untrue = contradictions(path, config)
     outcome.unexplained = [text for number in run.attempts() for text in _unexplained(run, number)]
