@@ -81,8 +81,8 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
         is_last = attempt(run, seed, rng, num_kills, counts, VICTIMS, __name__)
     assert read_json(run.ended)["status"] == "done", read_json(run.status)
     wait_for_end(path)
-    for attempt in run.attempts():
-        text = run.journal(attempt).read_text()
+    for number in run.attempts():
+        text = run.journal(number).read_text()
         counts["aborts"] += text.count('"finish":"abort"')
         counts["updates"] += text.count('"event":"VersionLoaded"')
     return counts, account(path, NUM_STEPS, PER_STEP, staleness)
@@ -99,8 +99,8 @@ def attempt(
     moments: Sequence[str] = ("NodeJoined",),
     before_kill: Callable[[], None] = lambda: None,
 ) -> bool:
-    """One life of the controller, which is `module`. True if it was killed, or had not to be. Each death comes some time
-    after the first event of one of the `moments`."""
+    """One life of the controller, which is `module`. True if it was killed, or had not to be. Each death
+    comes some time after the first event of one of the `moments`."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(run.path), str(seed)],
         cwd=ROOT,

@@ -32,3 +32,16 @@ def survive(run: Path, kill: str, reference: Path, *settings: str, config: str =
     attempts = killed_run(run, kill, *settings, config=config)
     check_same(run, reference, lost=() if kill.endswith(":run") else LOST)
     return attempts
+
+
+REAL_SETTINGS = (
+    *(*STRICT, *COLOCATED, "trainer.total_training_steps=4", "checkpoint.save_freq=2"),
+    *("data.train_batch_size=4", "rollout.n=4", "evaluate.freq=2", "evaluate.num_prompts=8"),
+)
+REAL = (
+    *("down.begin@rollout:2", "down.aborted@reward:2", "down.release@rollout:3", "up.begin@rollout:3"),
+    *("up.weights@rollout:3", "up.cache@reward:2", "up.done@rollout:3", "up.weights@reward:2"),
+    *("down.begin@train:2", "down.offload@train:60", "up.restore@train:30", "up.done@train:2"),
+    *("agent.slept:6", "agent.wake:7", "shell.sleep_sent:6:run", "shell.wake_sent:7:run"),
+)
+"""Once in each phase with vLLM and the quickstart's models; tensors of a trainer are counted one by one."""

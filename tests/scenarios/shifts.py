@@ -161,7 +161,7 @@ def shift_schedule(path: Path, seed: int) -> Outcome:
     return outcome
 
 
-# --- what was acknowledged ---------------------------------------------------------------------------------------------
+# --- what was acknowledged -------------------------------------------------------------------------------------------
 
 
 def _photograph(run: RunFolder) -> dict[str, SequenceRow]:
@@ -198,7 +198,7 @@ def _changes(before: dict[str, SequenceRow], after: dict[str, SequenceRow]) -> l
     return found
 
 
-# --- who died ----------------------------------------------------------------------------------------------------------
+# --- who died --------------------------------------------------------------------------------------------------------
 
 
 def _unexplained(run: RunFolder, number: int) -> list[str]:
