@@ -98,6 +98,7 @@ def attempt(
     module: str,
     moments: Sequence[str] = ("NodeJoined",),
     before_kill: Callable[[], None] = lambda: None,
+    limit_s: float = LIMIT_S,
 ) -> bool:
     """One life of the controller, which is `module`. True if it was killed, or had not to be. Each death
     comes some time after the first event of one of the `moments`."""
@@ -131,7 +132,7 @@ def attempt(
             if pid := pid_of(run, name, rng):
                 os.kill(pid, signal.SIGKILL)
                 counts[name.partition("-")[0]] += 1
-        out, _ = process.communicate(timeout=LIMIT_S)
+        out, _ = process.communicate(timeout=limit_s)
         assert process.returncode == EXIT_CODES["done"], f"seed {seed}: exit code {process.returncode}\n{out}"
         return True
     finally:

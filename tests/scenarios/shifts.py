@@ -38,8 +38,12 @@ from tests.scenarios.oracle import contradictions
 from tests.scenarios.runs import pid_by_log, read_queue, sequences, wait_for_end
 
 NUM_STEPS, PER_STEP = 4, 12
-PATIENT = ("limits.heartbeat_s=5", "limits.engine_s=10", "limits.engine_start_s=40", "limits.shift_s=20")
+PATIENT = (
+    *("limits.heartbeat_s=20", "limits.engine_s=30", "limits.request_s=60", "limits.engine_start_s=180"),
+    "limits.shift_s=60",
+)
 """Who is slow because the machine is busy is not dead: here every death must have been ordered."""
+LIMIT_S = 400.0
 _WORKERS = [f"{role}-{index}" for role in ("rollout", "reward") for index in range(4)] + ["train-0", "train-1"]
 VICTIMS = (*_WORKERS, "agent", "zygote", "mover")
 MOMENTS = ("NodeJoined", "WorkerWoken", "SegmentClosed", "VerdictGiven", "WorkerSlept", "BatchTrained")
@@ -140,11 +144,11 @@ def shift_schedule(path: Path, seed: int) -> Outcome:
     is_last = False
     while not run.ended.exists():
         num_kills = 0 if is_last else rng.choice((0, 1, 2, 3, 4))
-        is_last = attempt(run, seed, rng, num_kills, counts, VICTIMS, __name__, MOMENTS, photograph)
+        is_last = attempt(run, seed, rng, num_kills, counts, VICTIMS, __name__, MOMENTS, photograph, LIMIT_S)
         if not run.ended.exists():
             photos.append({row.id: row for rows in sequences(path).values() for row in rows})
     assert read_json(run.ended)["status"] == "done", read_json(run.status)
-    wait_for_end(path)
+    wait_for_end(path, LEFT_S)
     for number in run.attempts():
         text = run.journal(number).read_text()
         counts["aborts"] += text.count('"finish":"abort"')
