@@ -172,8 +172,6 @@ class EngineHost:
             self._is_unfit = True
             self._route(self._engine.abort())
             return error
-        self.seconds: dict[str, float] = {}
-        """Of the last sleep (`release`) or wake (`read`, `cache`), for who hears of its end."""
         self._is_unfit = False
         return None
 

@@ -155,6 +155,14 @@ def own_remains(run: RunFolder) -> list[str]:
     return [*map(str, pids_of(run.path)), *(path for path in named if Path(path).name.startswith(prefix))]
 
 
+def remains(run: RunFolder, limit_s: float = LEFT_S) -> list[str]:
+    """Of it, so long after its end."""
+    deadline = time.monotonic() + limit_s
+    while (found := own_remains(run)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
 @dataclass
 class Acknowledged:
     """What the queue had acknowledged, as the journals of all attempts say."""

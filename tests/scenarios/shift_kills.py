@@ -1,8 +1,12 @@
 """Kills in every phase of a shift: who dies there, and in which run."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.scenarios.runs import STRICT, check_same, killed_run
+from pipeline.run_folder import RunFolder
+from tests.scenarios.faults import remains
+from tests.scenarios.runs import STRICT, check_same, killed_run, pivot, submit, wait_for_end
 
 COLOCATED = ("placement.mode=colocated", "cluster.slots_per_node=1", "tracking.uri=none")
 """One slot, three workers: each step has three shifts, and each replica sleeps while others work."""
@@ -19,6 +23,9 @@ OF_WORKERS = [
 ]
 OF_AGENT = [f"agent.{point}:{nth}" for point, nth in (("sleep", 5), ("slept", 6), ("wake", 7), ("woken", 8))]
 OF_CONTROLLER = ["shell.sleep_sent:7:run", "shell.wake_sent:8:run"]
+OTHERS = [*OF_AGENT[:1], OF_AGENT[3], *OF_CONTROLLER]
+EARLY = [f"{kill.partition(':')[0]}:{2 if kill.startswith(AT_START) else 1}" for kill in OF_WORKERS]
+"""The same at the first shift: one life after the other of each worker has one of them."""
 EACH = [*OF_WORKERS, *OF_AGENT, *OF_CONTROLLER]
 WHOLE_RUN = [f"{kill}:run" for kill in OF_WORKERS]
 """The same, and the whole run dies with it."""
@@ -28,10 +35,30 @@ LOST = ("rollout/num_tokens", "genrm/")
 
 
 def survive(run: Path, kill: str, reference: Path, *settings: str, config: str = "configs/emulated.yaml") -> int:
-    """A run killed there, to its end: bit for bit the reference. Returns how many attempts it took."""
+    """A run killed there, to its end: bit for bit the reference, with nothing left. Returns how many attempts it
+    took."""
     attempts = killed_run(run, kill, *settings, config=config)
     check_same(run, reference, lost=() if kill.endswith(":run") else LOST)
+    assert not (left := remains(RunFolder(run))), left
     return attempts
+
+
+def survive_all(
+    run: Path, kills: Sequence[str], reference: Path, *settings: str, config: str = "configs/emulated.yaml"
+) -> int:
+    """One run with all these kills, in whatever order they come; resumed as often as it takes. As `survive`."""
+    marker = run.with_name(f"{run.name}.killed")
+    told = {"kill": ",".join(kills), "marker": marker}
+    ended = submit(run, *settings, "limits.restarts=30", config=config, **told)
+    while ended.code:
+        wait_for_end(run)
+        assert len(RunFolder(run).attempts()) <= len(kills), ended.out
+        ended = pivot("resume", str(run), **told)
+    missed = [kill for kill in kills if not Path(f"{marker}.{kill.split(':')[0]}").exists()]
+    assert not missed, f"nothing came to {missed}"
+    check_same(run, reference, lost=LOST)
+    assert not (left := remains(RunFolder(run))), left
+    return len(RunFolder(run).attempts())
 
 
 REAL_SETTINGS = (
@@ -45,3 +72,48 @@ REAL = (
     *("agent.slept:6", "agent.wake:7", "shell.sleep_sent:6:run", "shell.wake_sent:7:run"),
 )
 """Once in each phase with vLLM and the quickstart's models; tensors of a trainer are counted one by one."""
+REAL_EARLY = (
+    *("up.begin@rollout", "up.weights@rollout", "down.release@rollout:2", "up.cache@reward", "up.done@reward"),
+    *("down.begin@reward", "down.aborted@rollout", "up.restore@train:9", "down.offload@train:60"),
+)
+
+
+# --- what goes wrong by itself ---------------------------------------------------------------------------------------
+
+HELD_BYTES = 200 << 20
+FAULTS = {"hang_in_wake": 1, "refuse_wake": 1, "hang_in_sleep": 2, "leak": 2}
+"""In this order one life of an engine after the other has them: at its first waking, or at the sleep after that."""
+
+
+def faults_of(folder: Path) -> tuple[str, ...]:
+    """Both engines have each fault once, and the trainer refuses to wake once."""
+    told = [
+        f"{role}.options={json.dumps({**options, 'holds_bytes': HELD_BYTES, 'faults': _faults(folder, role)})}"
+        for role, options in (
+            ("rollout.engine", {"median_tokens": 16}),
+            ("reward.genrm.engine", {"script": "judge"}),
+        )
+    ]
+    trainer = {"fault": "refuse_wake", "once": str(folder / "trainer")}
+    return (*told, f"trainer.options={json.dumps(trainer)}", "limits.shift_s=3", "limits.restarts=20")
+
+
+def _faults(folder: Path, role: str) -> list[dict[str, object]]:
+    return [{"kind": kind, "nth": nth, "once": str(folder / f"{role}-{kind}")} for kind, nth in FAULTS.items()]
+
+
+def ends_of(run: Path, worker: str) -> list[str]:
+    """How its lives ended, in their order: silent in a shift for too long, a wake that failed, a sleep that was not
+    believed, or something else."""
+    found, why, folder = [], "", RunFolder(run)
+    for number in folder.attempts():
+        for line in folder.journal(number).read_text().splitlines():
+            match json.loads(line):
+                case {"event": "TimerFired", "name": name} if name == f"worker:{worker}":
+                    why = "silent"
+                case {"event": "WakeFailed", "worker": name} if name == worker:
+                    why = "refused"
+                case {"event": "WorkerDied", "worker": name, "reason": reason} if name == worker:
+                    found.append("not believed" if reason.startswith("it says that it sleeps") else why or reason)
+                    why = ""
+    return found

@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ from pipeline.resume import keep_inputs
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.watcher import Watcher
 from tests.scenarios.chaos import RestlessCore, attempt
-from tests.scenarios.faults import LEFT_S, SETTINGS, Account, account, own_remains
+from tests.scenarios.faults import LEFT_S, SETTINGS, Account, account, remains
 from tests.scenarios.oracle import contradictions
 from tests.scenarios.runs import pid_by_log, read_queue, sequences, wait_for_end
 
@@ -161,7 +160,7 @@ def shift_schedule(path: Path, seed: int) -> Outcome:
     outcome.changed = [text for photo in photos for text in _changes(photo, final)]
     outcome.untrue = contradictions(path, config)
     outcome.unexplained = [text for number in run.attempts() for text in _unexplained(run, number)]
-    outcome.left = _left(run)
+    outcome.left = remains(run)
     return outcome
 
 
@@ -230,13 +229,6 @@ def _unexplained(run: RunFolder, number: int) -> list[str]:
 def _is_killed(event: dict[str, Any]) -> bool:
     reason, worker = event["reason"], event["worker"]
     return reason.startswith("killed by SIGKILL") or (worker.startswith("train-") and "another rank" in reason)
-
-
-def _left(run: RunFolder) -> list[str]:
-    deadline = time.monotonic() + LEFT_S
-    while (found := own_remains(run)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
 
 
 def main(arguments: Sequence[str]) -> int:
