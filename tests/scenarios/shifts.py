@@ -160,6 +160,9 @@ def shift_schedule(path: Path, seed: int) -> Outcome:
     outcome.changed = [text for photo in photos for text in _changes(photo, final)]
     outcome.untrue = contradictions(path, config)
     outcome.unexplained = [text for number in run.attempts() for text in _unexplained(run, number)]
+    losses = sum(run.journal(number).read_text().count('"event":"NodeLost"') for number in run.attempts())
+    if losses > counts["agent"] + counts["zygote"]:
+        outcome.unexplained.append(f"{losses} nodes were lost")
     outcome.left = remains(run)
     return outcome
 
@@ -215,11 +218,10 @@ def _unexplained(run: RunFolder, number: int) -> list[str]:
             deaths[event["worker"]] += 1
             if not _is_killed(event):
                 found.append(f"attempt {number}: {event['worker']} died: {event['reason'][:300]}")
-    for event in nodes_lost:
-        if not any(text in event["reason"] for text in ("SIGKILL", "agent", "zygote")):
-            found.append(f"attempt {number}: {event['node']} was lost: {event['reason'][:300]}")
     for log in run.logs(number).glob("*-*-*.log"):
         worker = log.stem.split("-", 2)[2]
+        if worker not in _WORKERS:
+            continue
         lives = log.read_text(errors="replace").count(f"--- {worker} on ")
         if lives > 1 + deaths[worker] + len(nodes_lost):
             found.append(f"attempt {number}: {worker} lived {lives} times and died {deaths[worker]} times")
