@@ -23,7 +23,8 @@ OF_WORKERS = [
 ]
 OF_AGENT = [f"agent.{point}:{nth}" for point, nth in (("sleep", 5), ("slept", 6), ("wake", 7), ("woken", 8))]
 OF_CONTROLLER = ["shell.sleep_sent:7:run", "shell.wake_sent:8:run"]
-OTHERS = [*OF_AGENT[:1], OF_AGENT[3], *OF_CONTROLLER]
+OTHERS = ["agent.sleep:2", "agent.woken:3", *OF_CONTROLLER]
+"""For one run: after each kill of an agent or a controller its counts begin anew."""
 EARLY = [f"{kill.partition(':')[0]}:{2 if kill.startswith(AT_START) else 1}" for kill in OF_WORKERS]
 """The same at the first shift: one life after the other of each worker has one of them."""
 EACH = [*OF_WORKERS, *OF_AGENT, *OF_CONTROLLER]

@@ -38,8 +38,8 @@ from tests.scenarios.runs import pid_by_log, read_queue, sequences, wait_for_end
 
 NUM_STEPS, PER_STEP = 4, 12
 PATIENT = (
-    *("limits.heartbeat_s=20", "limits.engine_s=30", "limits.request_s=60", "limits.engine_start_s=180"),
-    "limits.shift_s=60",
+    *("limits.heartbeat_s=120", "limits.engine_s=120", "limits.request_s=120", "limits.engine_start_s=300"),
+    "limits.shift_s=120",
 )
 """Who is slow because the machine is busy is not dead: here every death must have been ordered."""
 LIMIT_S = 400.0
