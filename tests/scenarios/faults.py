@@ -34,6 +34,11 @@ SETTINGS = (
     "trainer.options.step_seconds=0.1",
 )
 """A run of some seconds with emulated engines and every limit scaled down."""
+PATIENT = (
+    *("limits.heartbeat_s=120", "limits.engine_s=120", "limits.request_s=120", "limits.engine_start_s=300"),
+    "limits.shift_s=120",
+)
+"""Who is slow because the machine is busy is not dead: where these hold every death was ordered."""
 
 
 class Run:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.run_folder import RunFolder
-from tests.scenarios.faults import remains
+from tests.scenarios.faults import PATIENT, remains
 from tests.scenarios.runs import STRICT, check_same, killed_run, pivot, submit, wait_for_end
 
 COLOCATED = ("placement.mode=colocated", "cluster.slots_per_node=1", "tracking.uri=none")
 """One slot, three workers: each step has three shifts, and each replica sleeps while others work."""
-SETTINGS = (*STRICT, *COLOCATED, "trainer.total_training_steps=6", "checkpoint.save_freq=3")
+SETTINGS = (*STRICT, *COLOCATED, *PATIENT, "trainer.total_training_steps=6", "checkpoint.save_freq=3")
 
 ENGINE = ("down.begin", "down.aborted", "down.release", "up.begin", "up.weights", "up.cache", "up.done")
 TRAINER = ("down.begin", "down.aborted", "down.offload", "up.begin", "up.restore", "up.done")
@@ -63,7 +63,7 @@ def survive_all(
 
 
 REAL_SETTINGS = (
-    *(*STRICT, *COLOCATED, "trainer.total_training_steps=4", "checkpoint.save_freq=2"),
+    *(*STRICT, *COLOCATED, *PATIENT, "trainer.total_training_steps=4", "checkpoint.save_freq=2"),
     *("data.train_batch_size=4", "rollout.n=4", "evaluate.freq=2", "evaluate.num_prompts=8"),
 )
 REAL = (

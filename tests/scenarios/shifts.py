@@ -32,16 +32,11 @@ from pipeline.resume import keep_inputs
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.watcher import Watcher
 from tests.scenarios.chaos import RestlessCore, attempt
-from tests.scenarios.faults import LEFT_S, SETTINGS, Account, account, remains
+from tests.scenarios.faults import LEFT_S, PATIENT, SETTINGS, Account, account, remains
 from tests.scenarios.oracle import contradictions
 from tests.scenarios.runs import pid_by_log, read_queue, sequences, wait_for_end
 
 NUM_STEPS, PER_STEP = 4, 12
-PATIENT = (
-    *("limits.heartbeat_s=120", "limits.engine_s=120", "limits.request_s=120", "limits.engine_start_s=300"),
-    "limits.shift_s=120",
-)
-"""Who is slow because the machine is busy is not dead: here every death must have been ordered."""
 LIMIT_S = 400.0
 _WORKERS = [f"{role}-{index}" for role in ("rollout", "reward") for index in range(4)] + ["train-0", "train-1"]
 VICTIMS = (*_WORKERS, "agent", "zygote", "mover")
