@@ -168,6 +168,7 @@ class Shell:
                 await self._start_worker(decision)
             case de.ShiftDown():
                 await self._to_worker(decision.worker, Sleep(worker=decision.worker))
+                kill_point("shell.sleep_sent")
                 for name in decision.following:
                     await self._to_worker(name, Prepare(worker=name, version=decision.version))
             case de.ShiftUp():
@@ -175,6 +176,7 @@ class Shell:
                 probe = self._probes.get(decision.version) if of_policy else None
                 wake = Wake(worker=decision.worker, version=decision.version, probe=probe)
                 await self._to_worker(decision.worker, wake)
+                kill_point("shell.wake_sent")
             case de.AskPlanner():
                 self.watcher.ask(decision.number, decision.cause)
             case de.FenceReplica():

@@ -22,6 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from pipeline import wire
+from pipeline.kill_points import kill_point
 from pipeline.memory import device_bytes, private_bytes
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, WakeFailed, Woken
 from slurm.allocator import Allocator, Bound, SlotsTaken
@@ -112,6 +113,7 @@ class Residents:
                     self._say(WakeFailed(worker=message.worker, reason=f"refused: {taken}"))
                     return
                 self._on_change()
+                kill_point("agent.wake")
         self._order(message)
 
     def hear(self, message: Said) -> None:
@@ -145,6 +147,7 @@ class Residents:
         if isinstance(message, Sleep):
             holdings.before = holdings.before if held is None else held
             self._order(message)
+            kill_point("agent.sleep")
         else:
             self._decide(message, bound, holdings, message.held_bytes if held is None else held)
 
@@ -159,6 +162,8 @@ class Residents:
         if is_asleep:
             self._allocator.sleep(worker)
             self._on_change()
+        if not isinstance(message, wire.WorkerReady):
+            kill_point("agent.slept" if is_asleep else "agent.woken")
         self._say(msgspec.structs.replace(message, held_bytes=held))
 
     async def _measure(self, pid: int) -> int | None:

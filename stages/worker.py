@@ -27,6 +27,7 @@ from pipeline.config import Config, load_resolved
 from pipeline.core.errors import UpdateRefused
 from pipeline.core.events import Role
 from pipeline.gps.store import Store
+from pipeline.kill_points import be_worker
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
@@ -234,6 +235,7 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     started = time.monotonic()
     print(f"--- {order.start.worker} on {order.node}, attempt {order.attempt}, pid {os.getpid()}")
     route_output()
+    be_worker(order.start.role)
     worker = Worker(order)
     sys.path.extend(worker.config.run.code_path)  # at the end: nothing of the user's may hide ours
     service = Service(worker, sock)

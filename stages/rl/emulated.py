@@ -5,7 +5,8 @@ For runs that test the machinery. `trainer.options`:
     step_seconds, sleep_s, wake_s   how long each takes
     holds_bytes                     memory that it has while it is awake, beside its few weights
     raise_at, die_at                the step that raises, or kills the process
-    fault                           die_in_sleep, die_in_wake, refuse_wake, or leak (its memory stays, asleep or not)
+    fault                           die_in_sleep, die_in_wake, hang_in_sleep, hang_in_wake, refuse_wake, or leak (its
+                                    memory stays, asleep or not)
     once                            path of a marker file: where it exists each fault is over
 """
 
@@ -14,6 +15,7 @@ import json
 import mmap
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +38,7 @@ from stages.rl.metrics import batch_metrics
 from stages.rl.staleness import require_bounded
 
 _UPDATE_SIZE = np.float32(0.01)
-_FAULTS = {"die_in_sleep", "die_in_wake", "refuse_wake", "leak"}
+_FAULTS = {"die_in_sleep", "die_in_wake", "hang_in_sleep", "hang_in_wake", "refuse_wake", "leak"}
 _OPTIONS = {"step_seconds", "sleep_s", "wake_s", "holds_bytes", "raise_at", "die_at", "fault", "once"}
 
 
@@ -129,6 +131,7 @@ class EmulatedTrainer:
         self._away.write(0, memoryview(self.weights).cast("B"))
         kill_point("down.offload")
         self._fail_if_asked("die_in_sleep")
+        self._fail_if_asked("hang_in_sleep")
         self._is_asleep = True
         self.weights = np.empty(0, np.float32)
         if self._ballast is not None and not self._is_asked("leak"):
@@ -141,6 +144,7 @@ class EmulatedTrainer:
         time.sleep(self._options.get("wake_s", 0.0))
         kill_point("up.restore")
         self._fail_if_asked("die_in_wake")
+        self._fail_if_asked("hang_in_wake")
         self._fail_if_asked("refuse_wake")
         self.weights = self._weights()
         self._ballast = self._ballast or self._hold()
@@ -181,6 +185,8 @@ class EmulatedTrainer:
             return
         if fault.startswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.startswith("hang"):
+            threading.Event().wait()
         raise StageFailed(f"trainer.options.fault: {fault}")
 
     def _is_asked(self, fault: str) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline import controller
@@ -77,22 +78,32 @@ def schedule(path: Path, seed: int) -> tuple[Counter[str], Account]:
     is_last = False
     while not run.ended.exists():
         num_kills = 0 if is_last else rng.choice((0, 1, 1, 2, 3))
-        is_last = _attempt(run, seed, rng, num_kills, counts, num_nodes)
+        is_last = attempt(run, seed, rng, num_kills, counts, VICTIMS, __name__)
     assert read_json(run.ended)["status"] == "done", read_json(run.status)
     wait_for_end(path)
-    for attempt in run.attempts():
-        text = run.journal(attempt).read_text()
+    for number in run.attempts():
+        text = run.journal(number).read_text()
         counts["aborts"] += text.count('"finish":"abort"')
         counts["updates"] += text.count('"event":"VersionLoaded"')
     return counts, account(path, NUM_STEPS, PER_STEP, staleness)
 
 
-def _attempt(
-    run: RunFolder, seed: int, rng: random.Random, num_kills: int, counts: Counter[str], num_nodes: int
+def attempt(
+    run: RunFolder,
+    seed: int,
+    rng: random.Random,
+    num_kills: int,
+    counts: Counter[str],
+    victims: Sequence[str],
+    module: str,
+    moments: Sequence[str] = ("NodeJoined",),
+    before_kill: Callable[[], None] = lambda: None,
+    limit_s: float = LIMIT_S,
 ) -> bool:
-    """One life of the controller. True if it was killed, or had not to be."""
+    """One life of the controller, which is `module`. True if it was killed, or had not to be. Each death
+    comes some time after the first event of one of the `moments`."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tests.scenarios.chaos", str(run.path), str(seed)],
+        [sys.executable, "-P", "-m", module, str(run.path), str(seed)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -104,22 +115,24 @@ def _attempt(
     try:
         journal = run.journal((run.attempts() or [0])[-1] + 1)
         for _ in range(num_kills):
-            while process.poll() is None and not (journal.exists() and b"NodeJoined" in journal.read_bytes()):
+            moment = f'"event":"{rng.choice(moments)}"'.encode()
+            while process.poll() is None and not (journal.exists() and moment in journal.read_bytes()):
                 time.sleep(0.01)
             time.sleep(rng.uniform(0.0, 0.5))
-            name = rng.choice((*VICTIMS, *VICTIMS, "queue", "controller"))
+            name = rng.choice((*victims, *victims, "queue", "controller"))
             if process.poll() is not None:
                 break
+            before_kill()
             if name == "controller":
                 process.kill()
                 process.wait()
                 counts["controller"] += 1
                 wait_for_end(run.path)
                 return True
-            if pid := _pid(run, f"local-{rng.randrange(num_nodes)}-{name}" if name != "queue" else name):
+            if pid := pid_of(run, name, rng):
                 os.kill(pid, signal.SIGKILL)
                 counts[name.partition("-")[0]] += 1
-        out, _ = process.communicate(timeout=LIMIT_S)
+        out, _ = process.communicate(timeout=limit_s)
         assert process.returncode == EXIT_CODES["done"], f"seed {seed}: exit code {process.returncode}\n{out}"
         return True
     finally:
@@ -129,8 +142,12 @@ def _attempt(
             process.stdout.close()
 
 
-def _pid(run: RunFolder, name: str) -> int | None:
-    return pid_by_log(run.path, run.logs(run.attempts()[-1]) / f"{name}.log")
+def pid_of(run: RunFolder, name: str, rng: random.Random) -> int | None:
+    """Of the queue server, or of the worker or other process of that name; of several nodes', any."""
+    logs = run.logs(run.attempts()[-1])
+    paths = [logs / "queue.log"] if name == "queue" else sorted(logs.glob(f"*[0-9]-{name}.log"))
+    pids = [pid for path in paths if (pid := pid_by_log(run.path, path))]
+    return rng.choice(pids) if pids else None
 
 
 if __name__ == "__main__":

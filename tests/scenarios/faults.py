@@ -34,6 +34,11 @@ SETTINGS = (
     "trainer.options.step_seconds=0.1",
 )
 """A run of some seconds with emulated engines and every limit scaled down."""
+PATIENT = (
+    *("limits.heartbeat_s=120", "limits.engine_s=120", "limits.request_s=120", "limits.engine_start_s=300"),
+    "limits.shift_s=120",
+)
+"""Who is slow because the machine is busy is not dead: where these hold every death was ordered."""
 
 
 class Run:
@@ -46,7 +51,6 @@ class Run:
     ) -> None:
         self.path, self.folder, self._under = path, RunFolder(path), under
         self.out = ""
-        self.memory = run_prefix(self.folder)
         self._temporary = set(os.listdir(tempfile.gettempdir()))
         self._begin("submit", config, "--run-dir", str(path), "--wait", *overrides)
 
@@ -139,16 +143,29 @@ class Run:
         return []
 
     def _left(self) -> list[str]:
-        memory = [name for name in os.listdir("/dev/shm") if name.startswith(self.memory)]
-        temporary = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(self.memory)]
         new = set(os.listdir(tempfile.gettempdir())) - self._temporary
         strays = [name for name in new if name.startswith(("vllm", "torch", "ray", "mlflow"))]
         ports = [str(path) for path in self.folder.secrets.glob("queue-*.json") if not self._may_be_told(path)]
-        return [*map(str, pids_of(self.path)), *memory, *temporary, *strays, *ports]
+        return [*own_remains(self.folder), *strays, *ports]
 
     def _may_be_told(self, path: Path) -> bool:
         """A dead attempt's file may name its port until the next attempt; of an orderly end nothing is left."""
         return not self.folder.ended.exists()
+
+
+def own_remains(run: RunFolder) -> list[str]:
+    """What bears the run's name: processes, shared memory, temporary files."""
+    prefix = run_prefix(run)
+    named = [f"{place}/{n}" for place in ("/dev/shm", tempfile.gettempdir()) for n in os.listdir(place)]
+    return [*map(str, pids_of(run.path)), *(path for path in named if Path(path).name.startswith(prefix))]
+
+
+def remains(run: RunFolder, limit_s: float = LEFT_S) -> list[str]:
+    """Of it, so long after its end."""
+    deadline = time.monotonic() + limit_s
+    while (found := own_remains(run)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 @dataclass

@@ -23,9 +23,11 @@ from pipeline.status import start_ticks
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
-_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/")
+_WATCHED = ("role/", "planner/", "shift/")
+"""Metrics of what the monitor sees in time."""
+_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/", *_WATCHED)
 """Metrics that no two runs share."""
-_LIMIT_S = 240
+_LIMIT_S = 400
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,10 @@ def measured(run: Path, lost: tuple[str, ...] = ()) -> dict[int, dict[str, float
 
 
 def names(run: Path) -> dict[int, set[str]]:
-    """Of each step the names of all its metrics, but of the times of the step before's last stages."""
-    return {int(row["step"]): set(row) - {"timing_s/save_checkpoint", "timing_s/evaluate"} for row in rows(run)}
+    """Of each step the names of all its metrics, but of the times of the step before's last stages, and of what was
+    seen of its shifts."""
+    others = {"timing_s/save_checkpoint", "timing_s/evaluate"}
+    return {int(row["step"]): {k for k in row if not k.startswith(_WATCHED)} - others for row in rows(run)}
 
 
 def checkpoints(run: Path) -> dict[str, dict[str, str]]:
@@ -151,16 +155,29 @@ def sequences(run: Path) -> dict[int, list[SequenceRow]]:
         folder = Path(name)
         (folder / "segments").mkdir()
         fork_queue(run / "queue", folder, 1 << 30)
-        index = Index(folder / "index.db", 1)
-        files = SegmentFiles(folder / "segments", "none.arrows")
-        batches = {step: json.loads(ids) for step, ids in index.fetch("SELECT step, ids FROM batch")}
-        found = {}
-        for (step,) in index.fetch("SELECT DISTINCT step FROM seq ORDER BY step"):
-            ids = [id for (id,) in index.fetch("SELECT id FROM seq WHERE step = ? ORDER BY id", step)]
-            order = [*batches.get(step, ()), *(id for id in ids if id not in set(batches.get(step, ())))]
-            found[step] = to_sequences(payload.assemble(payload.find(index, order), files.read))
-        index.close()
-    return found
+        return read_queue(folder).sequences
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What a queue holds: each step's recorded batch in its order, then those that are in none; and these batches."""
+
+    sequences: dict[int, list[SequenceRow]]
+    batches: dict[int, list[str]]
+
+
+def read_queue(folder: Path) -> Queue:
+    """Of a queue that nobody serves; it is changed by that."""
+    index = Index(folder / "index.db", 1 << 20)
+    files = SegmentFiles(folder / "segments", "none.arrows")
+    batches = {step: json.loads(ids) for step, ids in index.fetch("SELECT step, ids FROM batch")}
+    found = {}
+    for (step,) in index.fetch("SELECT DISTINCT step FROM seq ORDER BY step"):
+        ids = [id for (id,) in index.fetch("SELECT id FROM seq WHERE step = ? ORDER BY id", step)]
+        order = [*batches.get(step, ()), *(id for id in ids if id not in set(batches.get(step, ())))]
+        found[step] = to_sequences(payload.assemble(payload.find(index, order), files.read))
+    index.close()
+    return Queue(found, batches)
 
 
 def check_same(run: Path, other: Path, lost: tuple[str, ...] = ()) -> None:

@@ -2,42 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline import wire
-from pipeline.queue.client import QueueClient
-from pipeline.queue.schema import PromptRow, sequence_id
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, WakeFailed, Woken
 from tests.slurm.rig import children, start_order
 from tests.slurm.tasks import here
-from tests.stages.shared import ROLES, Shared, queue_of
+from tests.stages.shared_slot import ROLES, MakeRig, Shared, admit, engine, publish, queue_of
 
 SLOW = {"step_s": 0.01, "median_tokens": 400.0}
 MIB = 1 << 20
-
-
-def engine(**options: Any) -> dict[str, Any]:
-    return {"engine": {"name": "emulated", "options": options}}
-
-
-MakeRig = Callable[..., Shared]
-
-
-@pytest.fixture
-def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
-    made: list[Shared] = []
-
-    def make(**sections: Any) -> Shared:
-        made.append(Shared(tmp_path / f"run-{len(made)}", **sections))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +25,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         yield rig.start_all()
     finally:
         rig.close()
-
-
-def admit(queue: QueueClient, num: int) -> list[str]:
-    ids = [sequence_id(1, i, 0) for i in range(num)]
-    same = {"step": 1, "member": 0, "text": "q", "data_source": "", "ground_truth": "", "prompt_ids": [5, 6]}
-    queue.admit([PromptRow(id=id, prompt_no=i, **same) for i, id in enumerate(ids)])
-    return ids
-
-
-def publish(rig: Shared, version: int) -> None:
-    """Whatever its weights are."""
-
-    def write() -> None:
-        with here().worker.policy.write(version, 5.0):
-            pass
-
-    rig.call("train-0", write)
-    rig.send(wire.SealVersion(version=version))
-    rig.expect(wire.VersionSealed, version=version)
 
 
 def test_down_in_the_middle_of_a_generation_and_up_with_another_version(make_rig: MakeRig) -> None:
