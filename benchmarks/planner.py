@@ -32,7 +32,7 @@ import numpy as np
 from harness import Must, kept, main, mean, parser, percentile
 
 from pipeline.core.events import INFERENCE, Role
-from pipeline.core.planner.lookahead import _EARLY, _SLACK, look_ahead
+from pipeline.core.planner.lookahead import EARLY, SLACK, look_ahead
 from pipeline.core.planner.planner import Plan, _why_not, assign, decide
 from pipeline.core.planner.preprocess import Picture, preprocess, splits
 from pipeline.core.snapshot import Snapshot
@@ -161,7 +161,7 @@ class Taking(Shiftable):
             "value_s": outcome.value_s[chosen].tolist(),
             "start_s": outcome.train_start_s[chosen].tolist(),
             "next_s": outcome.next_start_s[chosen].tolist(),
-            "true_s": [f["next_s"] + _EARLY * f["start_s"] + _SLACK * f["judged_s"] + f["left_s"] for f in futures],
+            "true_s": [f["next_s"] + EARLY * f["start_s"] + SLACK * f["judged_s"] + f["left_s"] for f in futures],
             "futures": futures,
         }
 

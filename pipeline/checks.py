@@ -7,8 +7,12 @@ from pathlib import Path
 
 from pipeline.config import Config, Model
 from pipeline.core.errors import ConfigError
+from pipeline.core.events import Role
+from pipeline.core.modes import SHARED, ModeName
 
 EMULATED = "emulated"
+_STATES = 3
+"""What a trainer keeps of each parameter, in float32: itself and the optimizer's two moments."""
 _STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -37,6 +41,7 @@ def check_all(config: Config) -> None:
             resolve("stages.text:check_tokenizer"), model.path
         )
     wrong += _failures(check_length, config)
+    wrong = wrong or _failures(check_slot_memory, config)
     if wrong := wrong or _failures(_check_room, config):
         raise ConfigError("\n".join(wrong))
 
@@ -140,6 +145,42 @@ def check_tracking(uri: str) -> None:
         )
 
 
+def check_slot_memory(config: Config) -> None:
+    """Weights and caches of each role have room in its slots, and of a trainer what it keeps for each parameter.
+
+    Activations and what libraries take come on top, so what passes here may still be too much.
+    """
+    from pipeline.gps.room import needed_bytes
+
+    if not config.cluster.slot_memory:
+        return
+    roles, policy, genrm = config.placement.roles, config.model.policy, config.model.genrm
+    rollout, reward = config.rollout.engine.kv_cache_bytes, config.reward.genrm.engine.kv_cache_bytes
+    parts = config.trainer.ranks if config.trainer.strategy == "fsdp2" else 1
+    trained = needed_bytes(policy.path, "float32", 1 + _STATES) // parts
+    needs = {
+        "rollout": (needed_bytes(policy.path, policy.dtype, 1) + rollout, "weights and rollout.engine.kv_cache_bytes"),
+        "reward": (needed_bytes(genrm.path, genrm.dtype, 1) + reward, "weights and reward.genrm.engine.kv_cache_bytes"),
+        "train": (trained, "weights, gradients and optimizer state in float32"),
+    }
+    for role, (needed, what) in needs.items():
+        have = getattr(roles, role).slots * config.cluster.slot_memory
+        if needed > have:
+            raise ConfigError(
+                f"cluster.slot_memory {config.cluster.slot_memory} x placement.roles.{role}.slots "
+                f"{getattr(roles, role).slots} are {have} bytes, but {role} needs at least {needed}: {what}"
+            )
+
+
+def _has_gpus() -> bool:
+    return Path("/dev/nvidia0").exists()
+
+
+def _num_states(config: Config) -> int:
+    """Ranks on one machine that each keep all of it."""
+    return config.trainer.ranks if config.cluster.kind == "local" and config.trainer.strategy == "ddp" else 1
+
+
 def _check_room(config: Config) -> None:
     """Nodes of a local run share one machine's memory."""
     from pipeline.gps.room import check_room, needed_bytes
@@ -149,5 +190,8 @@ def _check_room(config: Config) -> None:
         "policy, two versions": needed_bytes(policy.path, policy.dtype, 2),
         "genrm": needed_bytes(genrm.path, genrm.dtype, 1),
     }
+    if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not _has_gpus():
+        num = _STATES + (config.algorithm.kl.coef > 0)
+        stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)
     copies = config.cluster.nodes if config.cluster.kind == "local" else 1
     check_room({name: size * copies for name, size in stores.items()})

@@ -77,7 +77,7 @@ def make_plan(config: Config) -> RunPlan:
         mode=ModeName(config.placement.mode),
         block_slots=block_slots(config),
         has_planner=config.placement.mode == "shiftable",
-        may_move=not config.is_strict,
+        is_strict=config.is_strict,
         capacities={
             role: Capacity(max_num_seqs=engine.max_num_seqs, longest=num_tokens)
             for role, engine, num_tokens in zip(INFERENCE, engines, longest, strict=True)
@@ -262,7 +262,7 @@ class Controller:
         """Writes status.json while the run goes on; endless."""
         while True:
             workers = self.core.fleet.workers
-            if workers and all(w.state in (WorkerState.READY, WorkerState.ASLEEP) for w in workers.values()):
+            if workers and all(w.state not in (WorkerState.PLANNED, WorkerState.STARTING) for w in workers.values()):
                 self.tracking.open()
                 self.status.value["status"] = "running"
                 self.status.value["mlflow"] = self.tracking.location
@@ -271,7 +271,7 @@ class Controller:
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
         spans, began, ended = self.core.window(step)
-        return step_row(step, parts, *parts.whole(spans, began), ended) | self.watcher.metrics(step)
+        return step_row(step, parts, *parts.whole(spans, began), ended, self.watcher.metrics(step))
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow: the run got further."""

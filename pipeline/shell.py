@@ -337,7 +337,10 @@ class Shell:
                 )
                 self.post(ev.SegmentClosed(task=message.task, segments=segments))
             case wire.VerdictsGiven():
-                verdicts = tuple(ev.VerdictInfo(id=v.id, score=v.score, failure=v.failure) for v in message.verdicts)
+                verdicts = tuple(
+                    ev.VerdictInfo(id=v.id, score=v.score, failure=v.failure, num_tokens=v.num_tokens)
+                    for v in message.verdicts
+                )
                 self.post(ev.VerdictGiven(task=message.task, verdicts=verdicts))
             case wire.VersionLoaded():
                 self.step_parts(message.version).metrics.setdefault("load", []).append({"task_s/load": message.seconds})

@@ -105,8 +105,8 @@ class Watcher:
         return found
 
     def close(self) -> None:
-        """Within a moment: what is being written is written, the rest is not."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Nothing more is taken. What waits is done before the process ends."""
+        self._thread.shutdown(wait=False)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 

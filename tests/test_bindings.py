@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import wire
@@ -58,6 +58,7 @@ class Agent:
         self.report()
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_an_obedient_agent_has_no_strays_whatever_is_on_the_way(data: st.DataObject) -> None:
     node, agent = NodeBindings(), Agent()

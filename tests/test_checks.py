@@ -77,6 +77,21 @@ def test_stores_that_mlflow_would_refuse_later(uri: str) -> None:
         checks.check_tracking(uri)
 
 
+def test_what_a_slot_holds_is_checked_against_its_memory() -> None:
+    def check(*overrides: str) -> None:
+        checks.check_slot_memory(load_files(["configs/quickstart.yaml"], overrides))
+
+    check("cluster.slot_memory=70000000")
+    few = "cluster.slot_memory 67000000 x placement.roles.rollout.slots 1 are 67000000 bytes, but rollout needs"
+    with pytest.raises(ConfigError, match=few):
+        check("cluster.slot_memory=67000000")
+    small = ("cluster.slot_memory=1550000", "rollout.engine.kv_cache_bytes=1048576")
+    with pytest.raises(ConfigError, match=r"reward needs at least .*: weights and reward\.genrm"):
+        check(*small)
+    with pytest.raises(ConfigError, match=r"train needs at least .*: weights, gradients"):
+        check(*small, "reward.genrm.engine.kv_cache_bytes=1048576")
+
+
 def test_a_context_that_is_too_short_is_refused() -> None:
     config = load_files(["configs/quickstart.yaml"], ["rollout.max_response_length=100000"])
     with pytest.raises(ConfigError, match=r"max_prompt_length 32 \+ rollout.max_response_length 100000 exceed the 256"):

@@ -58,7 +58,7 @@ class Core:
                 self.sequences,
                 self._tasks,
                 self._out,
-                may_move=plan.may_move and role is Role.ROLLOUT,
+                may_move=not plan.is_strict and role is Role.ROLLOUT,
             )
             for role in INFERENCE
         }
@@ -110,7 +110,8 @@ class Core:
             case ev.PlanMade():
                 self._placement.take(event)
             case ev.CostsMeasured():
-                self._feeders[event.role].measure(event.cost, event.rest_tokens)
+                if not self.plan.is_strict:  # what a strict run dispatches does not depend on time
+                    self._feeders[event.role].measure(event.cost, event.rest_tokens)
             case ev.TaskStarted():
                 pass  # dispatching starts with the task's registration: orders follow it on the same channel
             case ev.TaskEnded():

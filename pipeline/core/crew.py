@@ -68,7 +68,7 @@ class Crew:
 
     def expect_nodes(self) -> None:
         """They are being started; the first start of each may fail."""
-        self._out.limit("nodes", "engine_start_s", 2)
+        self._out.limit("nodes", "engine_start_s", times=2)
 
     def join(self, event: ev.NodeJoined) -> None:
         if event.node in self.memories:
@@ -184,7 +184,7 @@ class Crew:
         for order in self.memories.orders(self.versions):
             self._out.emit(order)
             if isinstance(order, CopyVersion):
-                self._out.limit(f"copy:{order.node}", "publish_s", 2)
+                self._out.limit(f"copy:{order.node}", "publish_s", times=2)
             else:
                 self._out.limit(f"seal:{order.node}", "stage_s")
 

@@ -38,10 +38,11 @@ class Outbox:
             self.ended = EndRun(status=status, reason=reason)
             self.emit(self.ended)
 
-    def limit(self, name: str, key: str, times: int = 1) -> None:
-        """From now on `name` may take so many times `limits.<key>`."""
-        after_s = times * getattr(self._plan, key)
-        self.limit_to(name, after_s, f"limit exceeded: {name} (limits.{key}, {after_s:g} s)")
+    def limit(self, name: str, *keys: str, times: int = 1) -> None:
+        """From now on `name` may take so many times the sum of `limits.<key>`."""
+        after_s = times * sum(getattr(self._plan, key) for key in keys)
+        named = " + ".join(f"limits.{key}" for key in keys)
+        self.limit_to(name, after_s, f"limit exceeded: {name} ({named}, {after_s:g} s)")
 
     def limit_to(self, name: str, after_s: float, reason: str) -> None:
         self._limits[name] = _Limit(self.now + after_s, reason)

@@ -33,6 +33,7 @@ class Placement:
         """Want what is needed, and perform what can be."""
         if not self._crew.blocks.all:
             return
+        self._look()
         self._needs = self._see(list(steps))
         is_asking = self._asked is not None or bool(self._cause)
         self._placing.settle(self._needs, is_asking=is_asking and not self._is_unanswered)
@@ -55,16 +56,22 @@ class Placement:
         """At the end of each event: the planner, if something has happened and it does not think already."""
         if not self._is_asked_for or not self._crew.blocks.all:
             return
-        marks = self._see_marks()
-        if new := sorted(marks - self._marks):
-            self._cause = f"step {new[-1][0]} {new[-1][1]}" if new[-1][0] >= 0 else new[-1][1]
-        self._marks = marks
+        self._look()
         if self._cause and self._asked is None:
             self._num_asked += 1
             self._asked = self._num_asked
             self._out.emit(AskPlanner(number=self._asked, cause=self._cause))
             self._out.limit_to("plan", self._answer_s, "no answer came")
             self._cause = ""
+
+    def _look(self) -> None:
+        """What has happened since is to be asked about: until then nobody decides in the planner's place."""
+        if not self._is_asked_for:
+            return
+        marks = self._see_marks()
+        if new := sorted(marks - self._marks):
+            self._cause = f"step {new[-1][0]} {new[-1][1]}" if new[-1][0] >= 0 else new[-1][1]
+        self._marks = marks
 
     def _see_marks(self) -> set[_Mark]:
         found = {

@@ -100,9 +100,15 @@ class Shifts:
             w.name for w in block.rivals(worker) if w.role is block.wanted and w.state is WorkerState.ASLEEP
         )
         self._out.emit(ShiftDown(worker=worker.name, following=following, version=self._versions.current))
-        self._out.limit(f"worker:{worker.name}", "shift_s")
+        self._limit(worker)
 
     def _call(self, worker: Worker) -> None:
         worker.call(self._versions.current if worker.role is Role.ROLLOUT else worker.version)
         self._out.emit(ShiftUp(worker=worker.name, version=worker.asked))
-        self._out.limit(f"worker:{worker.name}", "shift_s")
+        self._limit(worker)
+
+    def _limit(self, worker: Worker) -> None:
+        """A trainer that saves does that first."""
+        is_saving = any(task.stage == "checkpoint" for task in self._tasks.of(worker.name))
+        keys = ("shift_s", "save_s") if is_saving else ("shift_s",)
+        self._out.limit(f"worker:{worker.name}", *keys)

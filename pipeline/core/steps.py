@@ -32,8 +32,8 @@ class RunPlan:
     mode: ModeName = ModeName.DISAGGREGATED
     block_slots: int = 1
     has_planner: bool = False
-    may_move: bool = False
-    """A sequence may go on at another replica although its own could go on with it."""
+    is_strict: bool = False
+    """Nothing depends on time: no sequence goes on at another replica while its own could go on with it."""
     capacities: Mapping[Role, Capacity] = field(default_factory=dict)
 
     def waits_for_judge(self, step: int) -> bool:

@@ -67,7 +67,7 @@ class Answer:
             "number": self.number,
             "cause": self.cause,
             "version": seen.version,
-            "step": seen.version + (2 if is_training else 1),
+            "step": min(seen.version + (2 if is_training else 1), seen.num_steps),
             "reason": self.reason,
             "moves": {str(block): role for block, role in self.moves.items()},
             "blocks": {role: [b.index for b in seen.blocks if b.role is role] for role in Role},

@@ -10,6 +10,7 @@ The shape suffix C counts bytes.
 """
 
 import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ class Offload:
         if place is None:
             return tensor.cpu()
         assert self._memory is not None
-        image_C = torch.empty(place.num_bytes, dtype=torch.uint8)
+        image_C = torch.frombuffer(mmap.mmap(-1, place.num_bytes), dtype=torch.uint8)  # malloc would keep it
         self._memory.read(place.at, image_C)
         return image_C.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

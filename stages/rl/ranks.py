@@ -9,6 +9,7 @@ group's limit.
 """
 
 import datetime
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module
@@ -87,6 +88,7 @@ def distribute(model: Module, config: Config, accelerator: Accelerator, *, is_tr
         device_placement=False if is_cut_up else None,
         evaluation_mode=True,  # else accelerate puts DDP around it
     )
+    assert prepared is model
     return prepared
 
 
@@ -170,10 +172,14 @@ def whole_on_host(tensor: Tensor, part: Tensor) -> Tensor:
     The other ranks may hold theirs anywhere."""
     if not isinstance(tensor, DTensor):
         return part
-    mesh, shape, stride = tensor.device_mesh, tensor.shape, tensor.stride()
-    if mesh.device_type != "cpu":
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = tensor.device_mesh if tensor.device_mesh.device_type == "cpu" else _mesh_of_hosts()
+    shape, stride = tensor.shape, tensor.stride()
     return DTensor.from_local(part, mesh, tensor.placements, shape=shape, stride=stride).full_tensor()
+
+
+@functools.cache
+def _mesh_of_hosts() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def like(parameter: Tensor, tensor: Tensor) -> Tensor:

@@ -41,9 +41,13 @@ def image(named: Named, gather: Gather, dtype: torch.dtype, *, is_kept: bool = T
         header[name] = {"dtype": _DTYPES[dtype], "shape": list(shapes[name]), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    file = io.BytesIO(len(text).to_bytes(8, "little") + text + bytes(end))
+    base = 8 + len(text)
+    file = io.BytesIO()
+    file.write(len(text).to_bytes(8, "little") + text)
+    if end:
+        file.seek(base + end - 1)  # one allocation, and no copy of it
+        file.write(b"\0")
     with file.getbuffer() as buffer:
-        base = 8 + len(text)
         for name, tensor in named(gather):
             start, stop = header[name]["data_offsets"]
             if stop > start:

@@ -38,7 +38,7 @@ from stages.rl.offload import Offload
 from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
 from stages.rl.ranks import Buckets, Ranks, averaging, cut_again, distribute, restore, syncing, whole, whole_on_host
 from stages.rl.staleness import require_bounded
-from stages.rl.state import Named, held_moments, image, optimizer_tensors, restore_optimizer
+from stages.rl.state import Gather, Named, held_moments, image, optimizer_tensors, restore_optimizer
 from stages.rl.tally import Mismatch, Tally, update_metrics
 from stages.weights.tensors import publish, views
 
@@ -315,27 +315,34 @@ class HfTrainer:
         return tally if is_finite else None
 
     def _files(self) -> Iterator[tuple[str, bytes]]:
-        """The checkpoint: `model/` loads with transformers as it is; `trainer/` is what training needs besides."""
+        """The checkpoint: `model/` loads with transformers as it is; `trainer/` is what training needs besides.
+
+        Between two large files there is a small one: whoever writes them holds the one before while the next is made.
+        """
         for name, data in description_files(self._spec):
             yield f"model/{name}", data
         yield "model/model.safetensors", self._weights(_DTYPES[self._spec.dtype])
-        if self._spec.dtype != "float32":
-            yield "trainer/master.safetensors", self._weights(torch.float32)
-        moments = partial(optimizer_tensors, self.model, self.optimizer)
-        yield "trainer/optimizer.safetensors", self._image(moments, torch.float32)
         state = {
             "version": self.version,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "base_sha256": self._base_sha256,
         }
         yield "trainer/trainer.json", json.dumps(state, indent=1).encode()
+        if self._spec.dtype != "float32":
+            yield "trainer/master.safetensors", self._weights(torch.float32)
         about = {"version": self.version, "trainer": self._config.trainer.strategy}
         yield "state.json", json.dumps(about, indent=1).encode()
+        yield "trainer/optimizer.safetensors", self._image(self._moments, torch.float32)
 
     def _weights(self, dtype: torch.dtype) -> bytes:
         return self._image(partial(canonical_tensors, self.model, self._names), dtype)
 
+    def _moments(self, gather: Gather) -> Iterator[tuple[str, Tensor]]:
+        return optimizer_tensors(self.model, self.optimizer, gather)
+
     def _image(self, named: Named, dtype: torch.dtype) -> bytes:
+        if self.offload.is_holding:
+            self.offload.trim()  # what the file before took
         return image(named, self._on_host, dtype, is_kept=self._ranks.is_first)
 
     def _on_host(self, tensor: Tensor) -> Tensor:

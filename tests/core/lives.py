@@ -116,10 +116,11 @@ class Lives:
                     for seq_id in event.ids:
                         self.sequences.setdefault(seq_id, _Seq(event.step, sequences.WAITING[Role.ROLLOUT]))
             case ev.WorkerReady():
-                if not event.is_asleep and event.worker not in self.shared:
-                    self._worker(event.worker, WorkerChange.REPORTED)
-                elif self.workers.get(event.worker) is WorkerState.STARTING and event.is_asleep:
+                state = self.workers.get(event.worker)
+                if event.is_asleep and state is WorkerState.STARTING:
                     self._worker(event.worker, WorkerChange.SLEPT)
+                elif not event.is_asleep and (event.worker not in self.shared or state is not WorkerState.STARTING):
+                    self._worker(event.worker, WorkerChange.REPORTED)
             case ev.WorkerSlept():
                 if self.workers.get(event.worker) is not WorkerState.STARTING:
                     self._worker(event.worker, WorkerChange.SLEPT)

@@ -93,7 +93,7 @@ def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
         mode=mode,
         block_slots=block_slots,
         has_planner=rng.random() < 0.7,
-        may_move=rng.random() < 0.5,
+        is_strict=rng.random() < 0.5,
         capacities={role: Capacity(max_num_seqs=rng.choice((1, 2, math.inf))) for role in INFERENCE},
         num_nodes=len(slots),
         min_nodes=rng.choice((len(slots), len(slots), -(-num_ranks // slots[0]) if block_slots > 1 else 1)),

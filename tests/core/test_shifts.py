@@ -269,7 +269,7 @@ def test_a_planner_that_never_answers_does_not_stop_the_run() -> None:
 def test_a_new_replica_takes_from_a_crowded_one_what_pays(may_move: bool) -> None:
     """All run on one; another comes up: half of them go."""
     plan = {"replicas": replicas(rollout=2), "num_nodes": 2, "min_nodes": 2, "evaluate_freq": 0}
-    world = new_world(**(PLAN | plan), may_move=may_move).start(3, 1)
+    world = new_world(**(PLAN | plan), is_strict=not may_move).start(3, 1)
     late = world.channels.pop("n1")
     first = until(world, lambda d: isinstance(d, de.Dispatch) and d.task.startswith("rollout"))
     assert isinstance(first, de.Dispatch) and len(first.ids) == 8, "all of them"

@@ -91,9 +91,11 @@ def children(pid: int) -> list[int]:
 class Rig:
     """One node. `heard` holds what was reported and not yet expected, in order."""
 
+    wait_s = WAIT_S
+
     def __init__(self, path: Path, *, patience_s: float | None = None, **sections: Any) -> None:
         self.runner = asyncio.Runner()
-        self.config = make_config(**sections)
+        self.config = self.make_config(**sections)
         self.run, self.attempt = make_run(path, self.config)
         self.heard: list[Any] = []
         self.peer = b""
@@ -107,6 +109,9 @@ class Rig:
             self.cluster.agent_command = lambda *args: [*command(*args), "--patience", str(patience_s)]
         self.start_agent()
 
+    def make_config(self, **sections: Any) -> Config:
+        return make_config(**sections)
+
     async def _open(self) -> None:
         self.end = ControllerEnd(self.run.secrets, self.attempt)
 
@@ -115,7 +120,7 @@ class Rig:
         self.agent = self.cluster.start_agent(NODE, self.attempt, self.end.endpoint)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, WAIT_S))
+        return self.runner.run(asyncio.wait_for(work, self.wait_s))
 
     def expect(self, kind: type[M], **fields: Any) -> M:
         """The first report of this kind with these fields, now or to come."""
@@ -143,8 +148,18 @@ class Rig:
     def welcome(self, preload: list[str] = PRELOAD) -> None:
         """Join ▶ Welcome."""
         self.expect(wire.Join, node=NODE)
-        both = {"policy": "emulated", "policy_dtype": "float32", "genrm": "emulated", "genrm_dtype": "float32"}
-        self.send(wire.Welcome(version=0, preload=preload, has_mover=False, **both))
+        policy, genrm = self.config.model.policy, self.config.model.genrm
+        self.send(
+            wire.Welcome(
+                policy=policy.path,
+                policy_dtype=policy.dtype,
+                version=0,
+                genrm=genrm.path,
+                genrm_dtype=genrm.dtype,
+                preload=preload,
+                has_mover=False,
+            )
+        )
 
     def start_worker(
         self, worker: str, role: str = "rollout", main: str = "stages.worker:main", **options: Any

@@ -86,6 +86,8 @@ def judge_all(
         task.end()
         metrics = running.result()["metrics"]
     assert sorted(v.id for v in task.verdicts) == ids  # each exactly once
+    tries = metrics["genrm/num_tokens"]
+    assert 0 <= sum(v.num_tokens for v in task.verdicts) <= tries, "those of the try that counted"
     stored = {r.id: r for r in queue.get(ids)}
     for verdict in task.verdicts:
         row = stored[verdict.id]
@@ -117,6 +119,15 @@ def test_judge_sees_prompt_and_response_and_gives_scores(queue_client: Any, step
     }
     row = queue_client.get(ids)[0]
     assert row.critique == "hm. Verdict: yes"
+
+
+def test_a_verdict_says_how_many_tokens_it_took(queue_client: Any, step: int) -> None:
+    ids = generated(queue_client, step, ["good"])
+    with judging(queue_client, step, lambda request: says("hm. Verdict: yes")) as (task, _, running):
+        task.dispatch(ids, turn=2)
+        task.end()
+        running.result()
+    assert [v.num_tokens for v in task.verdicts] == [len("hm. Verdict: yes") + 1]
 
 
 # ------------------------------------------------------------------------------------------------ R28, R29, R30

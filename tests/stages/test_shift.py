@@ -1,11 +1,8 @@
 """Workers that share a slot, forked by a real agent: down in the middle of their work, up with other weights."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,66 +12,17 @@ from pipeline import wire
 from pipeline.memory import has_gpus
 from pipeline.queue.client import QueueClient
 from pipeline.queue.schema import PromptRow, sequence_id
-from pipeline.run_folder import read_json
-from pipeline.stage import StageSpec, StageTask
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, WakeFailed, Woken
-from slurm.executor import ElasticJob
-from tests.slurm.rig import Rig, children, start_order, until
+from tests.slurm.rig import children, start_order
 from tests.slurm.tasks import here
+from tests.stages.shared import ROLES, Shared, queue_of
 
-ROLES = {"rollout-0": "rollout", "reward-0": "reward", "train-0": "train"}
 SLOW = {"step_s": 0.01, "median_tokens": 400.0}
 MIB = 1 << 20
 
 
 def engine(**options: Any) -> dict[str, Any]:
     return {"engine": {"name": "emulated", "options": options}}
-
-
-class Shared(Rig):
-    """One node, one slot, a worker of each role on it."""
-
-    def __init__(self, path: Path, workers: tuple[str, ...] = tuple(ROLES), **sections: Any) -> None:
-        super().__init__(path, **sections)
-        self.options: dict[str, Any] = {}
-        self.welcome()
-        self.expect(wire.NodeReady)
-        self.workers = workers
-
-    def start_all(self) -> "Shared":
-        for worker in self.workers:
-            self.start_shared(worker)
-        return self
-
-    def start_shared(self, worker: str) -> None:
-        self.send(start_order(worker, ROLES[worker], shares=[0], **self.options))
-        ready = self.expect(wire.WorkerReady, worker=worker)
-        assert ready.is_asleep and ready.held_bytes > 0 and (ready.kv_tokens > 0) is (worker != "train-0")
-        self.pids[worker] = ready.pid
-
-    def down(self, worker: str) -> Slept:
-        self.send(Sleep(worker=worker))
-        return self.expect(Slept, worker=worker)
-
-    def up(self, worker: str, version: int = 0) -> Woken:
-        self.send(Wake(worker=worker, version=version, probe=None))
-        return self.expect(Woken, worker=worker)
-
-    def stage(self, worker: str, stage: str, path: str, step: int = 1, version: int = 0) -> ElasticJob:
-        spec = StageSpec(task="", stage=stage, step=step, version=version, attempt=self.attempt)
-        return self.submit(worker, StageTask(path, spec))
-
-    def awake(self) -> set[str]:
-        """As the agent last said."""
-        return {b.worker for b in self.last_bindings() if b.is_awake}
-
-    def last_bindings(self) -> list[wire.Binding]:
-        said = [message for message in self.heard if isinstance(message, wire.Bindings)]
-        return said[-1].bindings
-
-    def kinds(self, worker: str) -> list[str]:
-        """What was heard of the worker and not yet expected, in order."""
-        return [type(message).__name__ for message in self.heard if getattr(message, "worker", "") == worker]
 
 
 MakeRig = Callable[..., Shared]
@@ -101,23 +49,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         yield rig.start_all()
     finally:
         rig.close()
-
-
-@contextmanager
-def queue_of(rig: Rig) -> Iterator[QueueClient]:
-    """The run's own queue server."""
-    secret = os.urandom(32)
-    (rig.run.secrets / "queue.key").write_bytes(secret)
-    command = [sys.executable, "-m", "pipeline.queue.server", str(rig.run.path), str(rig.attempt)]
-    with subprocess.Popen(command) as process:
-        try:
-            place = until(lambda: read_json(rig.run.secrets / f"queue-{rig.attempt}.json"), "the queue server")
-            client = QueueClient(place["endpoint"], secret, rig.attempt, 10.0)
-            rig.options = {"queue": place["endpoint"]}
-            yield client
-            client.close()
-        finally:
-            process.kill()
 
 
 def admit(queue: QueueClient, num: int) -> list[str]:
