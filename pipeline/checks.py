@@ -9,6 +9,7 @@ from pipeline.config import Config, Model
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.modes import SHARED, ModeName
+from pipeline.memory import has_gpus
 
 EMULATED = "emulated"
 _STATES = 3
@@ -172,10 +173,6 @@ def check_slot_memory(config: Config) -> None:
             )
 
 
-def _has_gpus() -> bool:
-    return Path("/dev/nvidia0").exists()
-
-
 def _num_states(config: Config) -> int:
     """Ranks on one machine that each keep all of it."""
     return config.trainer.ranks if config.cluster.kind == "local" and config.trainer.strategy == "ddp" else 1
@@ -190,7 +187,7 @@ def _check_room(config: Config) -> None:
         "policy, two versions": needed_bytes(policy.path, policy.dtype, 2),
         "genrm": needed_bytes(genrm.path, genrm.dtype, 1),
     }
-    if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not _has_gpus():
+    if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not has_gpus():
         num = _STATES + (config.algorithm.kl.coef > 0)
         stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)
     copies = config.cluster.nodes if config.cluster.kind == "local" else 1

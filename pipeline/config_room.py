@@ -40,7 +40,16 @@ def room_faults(config: "Config") -> Iterator[str]:
         )
     if cluster.min_nodes > cluster.nodes:
         yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
+    yield from _of_schedule(config)
     yield from _of_own_slots(config) if config.placement.mode == "disaggregated" else _of_shared_slots(config)
+
+
+def _of_schedule(config: "Config") -> Iterator[str]:
+    planner, mode = config.placement.planner, config.placement.mode
+    if planner.schedule and mode != "shiftable":
+        yield f"placement.planner.schedule is for placement.mode shiftable, not {mode}"
+    elif planner.schedule and planner.enabled:
+        yield "placement.planner.schedule is followed only where placement.planner.enabled is false"
 
 
 def _of_own_slots(config: "Config") -> Iterator[str]:
@@ -68,7 +77,7 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
         yield f"placement.mode colocated is synchronous: algorithm.staleness is {config.algorithm.staleness}, must be 0"
     if config.by_steps:
         yield (
-            f"placement.mode {mode} needs cluster.slurm.launcher: fork; workers that are steps of their own do not "
+            f"placement.mode {mode} needs cluster.slurm.launcher: agent; workers that are steps of their own do not "
             "share their slots"
         )
     size, sizes = block_slots(config), {name: getattr(roles, name).slots for name in ("rollout", "reward", "train")}
@@ -85,6 +94,10 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
             "together (the larger of placement.roles.rollout.slots and placement.roles.reward.slots)"
         )
         return
+    schedule = config.placement.planner.schedule
+    num_blocks = cluster.nodes * cluster.slots_per_node // size
+    if wrong := [block for shift in schedule for block in shift.blocks if not 0 <= block < num_blocks]:
+        yield f"placement.planner.schedule names block {wrong[0]}; there are {num_blocks}, from 0"
     yield from _of_blocks(config, cluster.nodes, f"cluster.nodes {cluster.nodes}")
     if cluster.min_nodes:
         yield from _of_blocks(config, cluster.min_nodes, f"cluster.min_nodes {cluster.min_nodes}")
@@ -105,8 +118,3 @@ def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
             f"placement.mode {mode} on {where} x cluster.slots_per_node {cluster.slots_per_node} has no room for "
             f"{', '.join(missing)}"
         )
-        return
-    schedule = config.placement.planner.schedule
-    num_blocks = num_nodes * cluster.slots_per_node // block_slots(config)
-    if wrong := [block for shift in schedule for block in shift.blocks if not 0 <= block < num_blocks]:
-        yield f"placement.planner.schedule names block {wrong[0]}; there are {num_blocks}, from 0"

@@ -3,7 +3,16 @@
 import contextlib
 import importlib
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+_DRIVERS = ("nvidiactl", "kfd", "dxg")
+"""Files in /dev by which processes reach GPUs: of NVIDIA, of AMD, of either under Windows."""
+
+
+def has_gpus(dev: Path = Path("/dev")) -> bool:
+    """Whether this machine has any. A scheduler may give out devices where there are none (Slurm's are just files)."""
+    return any((dev / name).exists() for name in _DRIVERS)
 
 
 def private_bytes(pid: int | str = "self") -> int:

@@ -24,6 +24,7 @@ from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
 from pipeline.gps.store import Store, confine, janitor
 from pipeline.kill_points import kill_point
+from pipeline.memory import has_gpus
 from pipeline.processes import beat_period_s
 from pipeline.run_folder import RunFolder
 from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded
@@ -104,7 +105,7 @@ class Node:
         self._residents = Residents(
             self._allocator,
             place.slot_memory,
-            place.devices is not None,
+            has_gpus() and place.devices != [],
             say=self._channel.send,
             order=self._workers.send,
             kill=self._workers.kill,

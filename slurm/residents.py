@@ -10,8 +10,9 @@ whose context has 77), makes no difference to that. All of that together may com
 `DRIFT_BYTES`, or what leaks a little each time would never be seen. A first sleep that gave nothing up would make the
 floor too high: that one is the engine's own to notice, which knows what it made.
 
-Measured is what the worker's end would free: Private_Dirty of the host, or where the node has GPUs, what NVML says of
-the process; where that says nothing, what the worker itself says. That is what the controller is told, too.
+Measured is what the worker's end would free: Private_Dirty of the host, or where the node has GPUs, and not only a
+scheduler that numbers some, what NVML says of the process; where that says nothing, what the worker itself says. That
+is what the controller is told, too.
 """
 
 import asyncio

@@ -4,10 +4,11 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from pipeline.memory import device_bytes, private_bytes
+from pipeline.memory import device_bytes, has_gpus, private_bytes
 
 MIB = 1 << 20
 
@@ -34,3 +35,9 @@ def test_a_dead_process_holds_nothing_that_could_be_said() -> None:
 
 def test_of_gpus_nothing_is_said_where_there_are_none() -> None:
     assert device_bytes(os.getpid()) in (None, 0)
+
+
+def test_a_machine_has_gpus_if_a_driver_is_there(tmp_path: Path) -> None:
+    assert not has_gpus(tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert has_gpus(tmp_path)

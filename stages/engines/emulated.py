@@ -4,7 +4,6 @@ It keeps what matters to its callers: a KV budget and a batch limit, waiting and
 batch, aborts at token boundaries, weight versions that show in every logprob, and faults when told so.
 """
 
-import mmap
 import re
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from pipeline.gps.store import Reader
 from pipeline.kill_points import kill_point
 from pipeline.simulator.cost import cost_model
 from pipeline.wire_shift import Probe
+from stages.ballast import Ballast
 from stages.engines import stream
 from stages.engines.base import EngineCounts, Output, Request, Work
 from stages.engines.check import check_request, must_be_able_to_sleep, must_be_asleep, must_be_awake
@@ -99,7 +99,7 @@ class EmulatedEngine:
         self._work = Work()
         self._can_sleep = can_sleep
         self.is_asleep = False
-        self._memory = _taken(self._options.holds_bytes)
+        self._memory: Ballast | None = Ballast(self._options.holds_bytes)
 
     def add(self, request: Request) -> None:
         must_be_awake(self)
@@ -173,7 +173,7 @@ class EmulatedEngine:
         time.sleep(self._options.wake_s)
         read = time.monotonic()
         kill_point("up.cache")
-        self._memory = self._memory or _taken(self._options.holds_bytes)
+        self._memory = self._memory or Ballast(self._options.holds_bytes)
         self.is_asleep = False
         self._take(reader, probe)
         return {"read": read - started, "cache": time.monotonic() - read}
@@ -260,16 +260,6 @@ class EmulatedEngine:
         return Output(
             id=request.id, version=self.version, kv_version=kept, tokens=[token], logprobs=logprobs, finish=finish
         )
-
-
-def _taken(num_bytes: int) -> mmap.mmap | None:
-    """Memory of this process alone, every page of it written to."""
-    if not num_bytes:
-        return None
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for at in range(0, num_bytes, mmap.PAGESIZE):
-        memory[at] = 1
-    return memory
 
 
 def _check(probe: Probe, reader: Reader) -> None:

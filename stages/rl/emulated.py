@@ -12,7 +12,6 @@ For runs that test the machinery. `trainer.options`:
 
 import hashlib
 import json
-import mmap
 import os
 import signal
 import threading
@@ -31,6 +30,7 @@ from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
+from stages.ballast import Ballast
 from stages.rl.advantages import batch_advantages
 from stages.rl.base import ASLEEP
 from stages.rl.host_memory import SharedFile
@@ -65,7 +65,7 @@ class EmulatedTrainer:
         self._offload_to = offload_to
         self._away: SharedFile | None = None
         self._is_asleep = False
-        self._ballast = self._hold()
+        self._ballast: Ballast | None = self._hold()
 
     def train(self, rows: list[SequenceRow], step: int) -> dict[str, float]:
         self._require_awake()
@@ -167,14 +167,8 @@ class EmulatedTrainer:
         self._away.read(0, memoryview(weights).cast("B"))
         return weights
 
-    def _hold(self) -> mmap.mmap | None:
-        """Private memory, every page of it touched."""
-        num_bytes = self._options.get("holds_bytes", 0)
-        if not num_bytes:
-            return None
-        ballast = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        np.frombuffer(ballast, np.uint8)[:: mmap.PAGESIZE] = 1
-        return ballast
+    def _hold(self) -> Ballast:
+        return Ballast(self._options.get("holds_bytes", 0))
 
     def _require_awake(self) -> None:
         if self._is_asleep:

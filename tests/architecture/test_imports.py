@@ -48,6 +48,7 @@ ENVIRONMENT = {
     "slurm/stub.py",  # which devices Slurm gave its step
     "slurm/zygote.py",
     "slurm/workers.py",
+    "stages/ballast.py",  # which devices an emulated worker says that it is on
     "stages/start.py",
     "stages/worker.py",
     "stages/engines/vllm_start.py",

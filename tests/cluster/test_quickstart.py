@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run_folder import RunFolder
 from tests.cluster import SlurmCluster, require
 from tests.cluster.machine import can_own_memory
+from tests.scenarios.awake import shifts
 from tests.scenarios.jobs import JOB
 from tests.scenarios.runs import begin, check_same, checkpoints, pivot, sequences, submit, succeed
 
@@ -149,3 +151,28 @@ def test_a_run_goes_on_in_a_job_from_a_step_between_checkpoints(
     fork = folder / f"{began}-from3"
     check_same(fork, local)
     assert checkpoints(fork) == checkpoints(local)
+
+
+COLOCATED = ("placement.mode=colocated", "cluster.nodes=1", "cluster.slots_per_node=1")
+
+
+def test_a_job_whose_slot_serves_all_roles_trains_what_local_trains(
+    local: Path, folder: Path, cluster: SlurmCluster
+) -> None:
+    """Each shift drops weights and cache and reads them again."""
+    run = folder / "colocated"
+    succeed(submit(run, *QUICKSTART, *JOB, "trainer.ranks=1", *COLOCATED, config="configs/quickstart.yaml"))
+    assert sequences(run) == sequences(local) and checkpoints(run) == checkpoints(local)
+
+
+def test_gpus_of_two_nodes_move_between_roles(folder: Path, cluster: SlurmCluster) -> None:
+    run = folder / "shiftable"
+    shiftable = ("run.determinism=default", "placement.mode=shiftable", "algorithm.staleness=1")
+    shiftable += ("placement.planner.min_dwell_s=0.3", "placement.planner.tick_s=0.3")
+    succeed(submit(run, *QUICKSTART, *TWO_NODES, *shiftable, config="configs/quickstart.yaml"))
+    assert set(checkpoints(run)) == {"step_2", "step_4"}
+    found = sequences(run)
+    assert {step: len(rows) for step, rows in found.items()} == dict.fromkeys(range(1, STEPS + 1), 16)
+    changes = {(line["old"], line["new"]) for line in shifts(RunFolder(run))}
+    assert {("train", "rollout"), ("train", "reward")} & changes and any(new == "train" for _, new in changes), changes
+    assert {("rollout", "reward"), ("reward", "rollout")} & changes, changes

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import wire
+from pipeline.memory import has_gpus
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, WakeFailed, Woken
 from tests.slurm.rig import children, start_order
 from tests.slurm.tasks import here
@@ -169,6 +170,19 @@ def test_a_sleeper_that_holds_memory_is_killed_and_its_slots_are_free(make_rig: 
     assert [(b.worker, b.is_awake) for b in rig.last_bindings()] == [("reward-0", True)]
     rig.down("reward-0")
     rig.start_shared("rollout-0")
+
+
+def test_where_devices_are_numbers_alone_the_memory_of_the_host_counts(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_gpus():
+        pytest.skip("this machine has GPUs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as Slurm says it of files that it was told are GPUs
+    leak = engine(holds_bytes=200 * MIB, faults=[{"kind": "leak", "nth": 2}])
+    rig = make_rig(rollout=leak, workers=("rollout-0",)).start_all()
+    assert rig.up("rollout-0").held_bytes > 200 * MIB
+    rig.send(Sleep(worker="rollout-0"))
+    assert "it says that it sleeps" in rig.expect(wire.WorkerExited, worker="rollout-0").reason
 
 
 def test_who_is_awake_may_hold_what_its_slots_have(make_rig: MakeRig) -> None:

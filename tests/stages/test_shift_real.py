@@ -12,7 +12,7 @@ from pipeline.memory import private_bytes
 from pipeline.preload import of_zygote
 from pipeline.queue.client import QueueClient
 from slurm.executor import ElasticJob
-from tests.stages.shared import ROLES, Shared, queue_of
+from tests.stages.shared_slot import ROLES, Shared, queue_of
 
 KV_BYTES = 64 << 20
 NUM_STEPS = 2
