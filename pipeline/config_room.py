@@ -41,6 +41,7 @@ def room_faults(config: "Config") -> Iterator[str]:
     if cluster.min_nodes > cluster.nodes:
         yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
     yield from _of_own_slots(config) if config.placement.mode == "disaggregated" else _of_shared_slots(config)
+    yield from _of_schedule(config)
 
 
 def _of_own_slots(config: "Config") -> Iterator[str]:
@@ -106,7 +107,25 @@ def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
             f"{', '.join(missing)}"
         )
         return
-    schedule = config.placement.planner.schedule
-    num_blocks = num_nodes * cluster.slots_per_node // block_slots(config)
-    if wrong := [block for shift in schedule for block in shift.blocks if not 0 <= block < num_blocks]:
-        yield f"placement.planner.schedule names block {wrong[0]}; there are {num_blocks}, from 0"
+
+
+def _of_schedule(config: "Config") -> Iterator[str]:
+    """A shift by hand that nobody would make."""
+    planner, cluster, last = config.placement.planner, config.cluster, config.trainer.total_training_steps
+    if not planner.schedule:
+        return
+    if config.placement.mode != "shiftable":
+        yield f"placement.planner.schedule is only for placement.mode shiftable, not {config.placement.mode}"
+    elif planner.enabled:
+        yield "placement.planner.schedule needs placement.planner.enabled: false, else the planner says what is shifted"
+    num_blocks = cluster.nodes * cluster.slots_per_node // block_slots(config)
+    for number, shift in enumerate(planner.schedule):
+        where = f"placement.planner.schedule.{number}"
+        if wrong := [block for block in shift.blocks if not 0 <= block < num_blocks]:
+            yield f"{where}.blocks names {wrong[0]}; valid: 0 to {num_blocks - 1}, {num_blocks} blocks of slots"
+        if shift.step > last:
+            yield f"{where}.step is {shift.step}; valid: 1 to {last}, trainer.total_training_steps"
+        for earlier, other in enumerate(planner.schedule[:number]):
+            both = sorted({*shift.blocks} & {*other.blocks}) if (other.step, other.at) == (shift.step, shift.at) else []
+            if both and other.role != shift.role:
+                yield f"{where} gives block {both[0]} to {shift.role}, {earlier} to {other.role} at the same moment"
