@@ -73,11 +73,13 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
             "share their slots"
         )
     size, sizes = block_slots(config), {name: getattr(roles, name).slots for name in ("rollout", "reward", "train")}
+    trains_there = Role.TRAIN in SHARED[ModeName(mode)]
     for name, num in sizes.items():
-        if size % num and num % size:
+        if size % num and (num % size or (name == "train" and trains_there)):
+            valid = " or ".join(str(part) for part in range(1, size + 1) if size % part == 0)
             yield (
                 f"placement.roles.{name}.slots is {num}, but slots change hands in blocks of {size} (the larger of "
-                f"rollout's and reward's): neither is a multiple of the other"
+                f"rollout's and reward's): valid is {valid}"
             )
             return
     if cluster.slots_per_node % size:

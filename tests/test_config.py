@@ -143,6 +143,18 @@ def test_a_wrong_shift_by_hand_is_named_with_what_is_valid(base: Path, shifts: l
     assert all(word in problem for word in words), problem
 
 
+@pytest.mark.parametrize("mode", ["shiftable", "colocated", "trainer_pool"])
+def test_a_rank_lies_within_one_block_where_it_shares_its_slots(base: Path, mode: str) -> None:
+    """Else nobody knew of those who are awake on the rest of its slots."""
+    blocks = ["cluster.slots_per_node=8", "placement.roles.rollout.slots=2", f"placement.mode={mode}"]
+    (problem,) = problems(base, *blocks, "placement.roles.train.slots=4")
+    assert "placement.roles.train.slots is 4" in problem
+    assert "blocks of 2" in problem
+    assert "valid is 1 or 2" in problem
+    load(base, *blocks, "placement.roles.train.slots=2")
+    load(base, *blocks, "placement.roles.train.slots=4", "placement.mode=rollout_reward_colocated")
+
+
 def test_a_schedule_that_nobody_would_read_is_refused(base: Path) -> None:
     schedule = "placement.planner.schedule=[{step: 1, at: judged, blocks: [0], role: reward}]"
     (problem,) = problems(base, schedule, "placement.mode=shiftable")
