@@ -56,7 +56,7 @@ def explain(error: ValidationError, model: type[BaseModel], sources: Sources, na
 def _line(problem: Any, model: type[BaseModel], sources: Sources) -> str:
     path = tuple(str(part) for part in problem["loc"])
     place = ".".join(path)
-    if source := sources.get(path):
+    if source := _source(path, sources):
         place += f" ({source})"
     given = _short(problem["input"])
     cause = problem.get("ctx", {}).get("error")
@@ -77,6 +77,11 @@ def _line(problem: Any, model: type[BaseModel], sources: Sources) -> str:
     return f"{place}: given {given}{hint}; valid: {valid}"
 
 
+def _source(path: tuple[str, ...], sources: Sources) -> str | None:
+    """Where it was given: what lies in a list came with the list."""
+    return next((sources[path[:end]] for end in range(len(path), 0, -1) if path[:end] in sources), None)
+
+
 def _short(value: Any) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -86,30 +91,40 @@ def _submodel(annotation: Any) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _section(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel] | None:
+def _item(field: FieldInfo | None) -> type[BaseModel] | None:
+    """The section that each of a list's items is."""
+    args = get_args(field.annotation) if field and get_origin(field.annotation) is list else ()
+    return _submodel(args[0]) if args else None
+
+
+def _walk(model: type[BaseModel], path: tuple[str, ...]) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """The last field on the path, and the section that the path ends in. An index leads into an item of a list."""
+    field: FieldInfo | None = None
     section: type[BaseModel] | None = model
     for key in path:
-        field = section.model_fields.get(key) if section else None
-        section = _submodel(field.annotation) if field else None
-    return section
+        if section is not None and key in section.model_fields:
+            field = section.model_fields[key]
+            section = _submodel(field.annotation)
+        elif section is None and key.isdigit() and (item := _item(field)):
+            section = item
+        else:
+            return field, None
+    return field, section
+
+
+def _section(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel] | None:
+    return _walk(model, path)[1]
 
 
 def _field(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
     """The field that the path ends in or passes through (`trainer.betas.0` is in `trainer.betas`)."""
-    field = None
-    section: type[BaseModel] | None = model
-    for key in path:
-        if section is None or key not in section.model_fields:
-            break
-        field = section.model_fields[key]
-        section = _submodel(field.annotation)
-    return field
+    return _walk(model, path)[0]
 
 
 def _all_names(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, field in model.model_fields.items():
         yield (*path, key)
-        if section := _submodel(field.annotation):
+        if section := _submodel(field.annotation) or _item(field):
             yield from _all_names(section, (*path, key))
 
 

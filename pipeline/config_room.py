@@ -40,16 +40,8 @@ def room_faults(config: "Config") -> Iterator[str]:
         )
     if cluster.min_nodes > cluster.nodes:
         yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
-    yield from _of_schedule(config)
     yield from _of_own_slots(config) if config.placement.mode == "disaggregated" else _of_shared_slots(config)
-
-
-def _of_schedule(config: "Config") -> Iterator[str]:
-    planner, mode = config.placement.planner, config.placement.mode
-    if planner.schedule and mode != "shiftable":
-        yield f"placement.planner.schedule is for placement.mode shiftable, not {mode}"
-    elif planner.schedule and planner.enabled:
-        yield "placement.planner.schedule is followed only where placement.planner.enabled is false"
+    yield from _of_schedule(config)
 
 
 def _of_own_slots(config: "Config") -> Iterator[str]:
@@ -81,11 +73,13 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
             "share their slots"
         )
     size, sizes = block_slots(config), {name: getattr(roles, name).slots for name in ("rollout", "reward", "train")}
+    trains_there = Role.TRAIN in SHARED[ModeName(mode)]
     for name, num in sizes.items():
-        if size % num and num % size:
+        if size % num and (num % size or (name == "train" and trains_there)):
+            valid = " or ".join(str(part) for part in range(1, size + 1) if size % part == 0)
             yield (
                 f"placement.roles.{name}.slots is {num}, but slots change hands in blocks of {size} (the larger of "
-                f"rollout's and reward's): neither is a multiple of the other"
+                f"rollout's and reward's): valid is {valid}"
             )
             return
     if cluster.slots_per_node % size:
@@ -94,10 +88,6 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
             "together (the larger of placement.roles.rollout.slots and placement.roles.reward.slots)"
         )
         return
-    schedule = config.placement.planner.schedule
-    num_blocks = cluster.nodes * cluster.slots_per_node // size
-    if wrong := [block for shift in schedule for block in shift.blocks if not 0 <= block < num_blocks]:
-        yield f"placement.planner.schedule names block {wrong[0]}; there are {num_blocks}, from 0"
     yield from _of_blocks(config, cluster.nodes, f"cluster.nodes {cluster.nodes}")
     if cluster.min_nodes:
         yield from _of_blocks(config, cluster.min_nodes, f"cluster.min_nodes {cluster.min_nodes}")
@@ -118,3 +108,25 @@ def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
             f"placement.mode {mode} on {where} x cluster.slots_per_node {cluster.slots_per_node} has no room for "
             f"{', '.join(missing)}"
         )
+
+
+def _of_schedule(config: "Config") -> Iterator[str]:
+    """A shift by hand that nobody would make."""
+    planner, cluster, last = config.placement.planner, config.cluster, config.trainer.total_training_steps
+    if not planner.schedule:
+        return
+    if config.placement.mode != "shiftable":
+        yield f"placement.planner.schedule is only for placement.mode shiftable, not {config.placement.mode}"
+    elif planner.enabled:
+        yield "placement.planner.schedule needs placement.planner.enabled: false, else the planner says what is shifted"
+    num_blocks = cluster.nodes * cluster.slots_per_node // block_slots(config)
+    for number, shift in enumerate(planner.schedule):
+        where = f"placement.planner.schedule.{number}"
+        if wrong := [block for block in shift.blocks if not 0 <= block < num_blocks]:
+            yield f"{where}.blocks names {wrong[0]}; valid: 0 to {num_blocks - 1}, {num_blocks} blocks of slots"
+        if shift.step > last:
+            yield f"{where}.step is {shift.step}; valid: 1 to {last}, trainer.total_training_steps"
+        for earlier, other in enumerate(planner.schedule[:number]):
+            both = sorted({*shift.blocks} & {*other.blocks}) if (other.step, other.at) == (shift.step, shift.at) else []
+            if both and other.role != shift.role:
+                yield f"{where} gives block {both[0]} to {shift.role}, {earlier} to {other.role} at the same moment"

@@ -93,6 +93,7 @@ def test_r40_an_unknown_key_is_named_with_its_section_and_the_nearest_name(
         ("placement.roles.train.replicas=2", ["train.replicas is 2, must be 1", "trainer.ranks", "train.slots"]),
         ("cluster.min_nodes=2", ["cluster.min_nodes 2 exceeds cluster.nodes 1"]),
         ("trainer.updates_per_step=17", ["updates_per_step 17", "train_batch_size 16"]),
+        ("placement.planner.schedule={step: 1}", ["placement.planner.schedule (override)", "a list, each a section"]),
     ],
 )
 def test_r40_a_wrong_value_is_named_with_what_is_valid(base: Path, override: str, words: list[str]) -> None:
@@ -116,6 +117,50 @@ def test_each_rank_has_its_slots(base: Path, overrides: list[str], words: list[s
     (problem,) = problems(base, *ranks, *overrides)
     assert all(word in problem for word in words), problem
     assert load(base, *ranks, *overrides, "cluster.slots_per_node=8").trainer.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("shifts", "words"),
+    [
+        (["{step: 0, at: judged, blocks: [0], role: reward}"], [".0.step (override): given 0", "whole number >= 1"]),
+        (["{step: 1, at: judgd, blocks: [0], role: reward}"], [".0.at", "did you mean judged?", "rolled_out"]),
+        (["{step: 1, at: judged, blocks: [], role: reward}"], [".0.blocks", "each a whole number that is not empty"]),
+        (["{step: 1, at: judged, blocks: [x], role: reward}"], [".0.blocks.0", "a list, each a whole number"]),
+        (["{step: 1, at: judged, blocks: [0], role: train}"], [".0.role", "'train'", "rollout or reward"]),
+        (["{step: 1, at: judged, blocks: [0], role: reward, blok: 1}"], [".0.blok", "valid here: at, blocks, role"]),
+        (["{step: 1, at: judged, blocks: [3], role: reward}"], [".0.blocks names 3", "0 to 2"]),
+        (["{step: 1, at: judged, blocks: [-1], role: reward}"], [".0.blocks names -1", "0 to 2"]),
+        (["{step: 4, at: judged, blocks: [0], role: reward}"], [".0.step is 4", "1 to 3"]),
+        (
+            ["{step: 1, at: judged, blocks: [0], role: reward}", "{step: 1, at: judged, blocks: [0], role: rollout}"],
+            [".1 gives block 0 to rollout, 0 to reward at the same moment"],
+        ),
+    ],
+)
+def test_a_wrong_shift_by_hand_is_named_with_what_is_valid(base: Path, shifts: list[str], words: list[str]) -> None:
+    by_hand = ["placement.mode=shiftable", "placement.planner.enabled=false"]
+    (problem,) = problems(base, *by_hand, f"placement.planner.schedule=[{', '.join(shifts)}]")
+    assert all(word in problem for word in words), problem
+
+
+@pytest.mark.parametrize("mode", ["shiftable", "colocated", "trainer_pool"])
+def test_a_rank_lies_within_one_block_where_it_shares_its_slots(base: Path, mode: str) -> None:
+    """Else nobody knew of those who are awake on the rest of its slots."""
+    blocks = ["cluster.slots_per_node=8", "placement.roles.rollout.slots=2", f"placement.mode={mode}"]
+    (problem,) = problems(base, *blocks, "placement.roles.train.slots=4")
+    assert "placement.roles.train.slots is 4" in problem
+    assert "blocks of 2" in problem
+    assert "valid is 1 or 2" in problem
+    load(base, *blocks, "placement.roles.train.slots=2")
+    load(base, *blocks, "placement.roles.train.slots=4", "placement.mode=rollout_reward_colocated")
+
+
+def test_a_schedule_that_nobody_would_read_is_refused(base: Path) -> None:
+    schedule = "placement.planner.schedule=[{step: 1, at: judged, blocks: [0], role: reward}]"
+    (problem,) = problems(base, schedule, "placement.mode=shiftable")
+    assert "placement.planner.schedule needs placement.planner.enabled: false" in problem
+    (problem,) = problems(base, schedule, "placement.mode=colocated", "placement.planner.enabled=false")
+    assert "placement.planner.schedule is only for placement.mode shiftable, not colocated" in problem
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "emulated"])

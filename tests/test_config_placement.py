@@ -45,7 +45,7 @@ def test_slots_that_do_not_nest_are_refused() -> None:
     said = problem(*shiftable, "placement.roles.reward.slots=2")
     assert "placement.roles.reward.slots is 2, but slots change hands in blocks of 3" in said
     said = problem(*shiftable, "placement.roles.train.slots=2")
-    assert "placement.roles.train.slots is 2" in said and "neither is a multiple of the other" in said
+    assert "placement.roles.train.slots is 2" in said and "valid is 1 or 3" in said
     assert block_slots(load(*shiftable, "placement.roles.train.slots=3")) == 3
     assert block_slots(load(*shiftable, "placement.roles.train.slots=6")) == 3
 
@@ -81,7 +81,7 @@ BY_HAND = (
 
 def test_a_schedule_names_blocks_that_are_there() -> None:
     said = problem(*BY_HAND, "cluster.slots_per_node=4")
-    assert "placement.planner.schedule names block 5; there are 4, from 0" in said
+    assert "placement.planner.schedule.0.blocks names 5; valid: 0 to 3, 4 blocks of slots" in said
     two_nodes = (*BY_HAND, "cluster.slots_per_node=4", "cluster.nodes=2")
     assert load(*two_nodes).placement.planner.schedule[0].blocks == [1, 5]
     assert load(*two_nodes, "cluster.min_nodes=1").placement.planner.schedule[0].blocks == [1, 5], (
@@ -91,7 +91,7 @@ def test_a_schedule_names_blocks_that_are_there() -> None:
 
 def test_a_schedule_that_nobody_would_follow_is_refused() -> None:
     said = problem(*BY_HAND, "cluster.slots_per_node=6", "placement.planner.enabled=true")
-    assert "placement.planner.schedule is followed only where placement.planner.enabled is false" in said
+    assert "placement.planner.schedule needs placement.planner.enabled: false" in said
     said = problem(*BY_HAND, "cluster.slots_per_node=6", "placement.mode=trainer_pool")
     assert "placement.planner.schedule is for placement.mode shiftable, not trainer_pool" in said
     assert "not disaggregated" in problem(*BY_HAND, "cluster.slots_per_node=6", "placement.mode=disaggregated")
