@@ -37,11 +37,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from harness import Must, main, parser, percentile
+from harness import Must, kept, main, parser, percentile
 
 from benchmarks.recorder import RecordedController, run_recorded
 from pipeline.config import EngineOptions
@@ -202,15 +203,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         policy = policy_that_goes_on(path / "policy")
         raw: dict[str, Any] = {"runs": [], "smollm2": []}
         for number in range(args.runs):
-            raw["runs"].append(migrate(path / f"quick-{number}", policy, QUICK))
+            name = f"quick-{number}"
+            raw["runs"].append(kept("migration", name, partial(migrate, path / name, policy, QUICK)))
             if args.smollm2:
-                raw["smollm2"].append(migrate(path / f"large-{number}", args.smollm2.resolve(), SMOLLM2))
-        return raw | {"aborts_of_64": abort_often(path, args.repetitions)}
+                name, model = f"smollm2-{number}", args.smollm2.resolve()
+                raw["smollm2"].append(kept("migration", name, partial(migrate, path / name, model, SMOLLM2)))
+        aborts = kept("migration", "aborts", partial(abort_often, path, args.repetitions))
+        return raw | {"aborts_of_64": aborts}
 
 
 def migrate(path: Path, policy: Path, settings: Iterable[str]) -> dict[str, Any]:
     """The run, in this process."""
-    print(f"migration: {path.name}", file=sys.stderr, flush=True)
     problems = path.with_suffix(".jsonl")
     problems.write_text("".join(json.dumps(problem(number)) + "\n" for number in range(NUM_PROMPTS)))
     own = [f"data.train_files={problems}", f"model.policy.path={policy}", *settings]
