@@ -71,5 +71,5 @@ def find_config(path: str | Path) -> Path:
     for candidate in (Path(path), packaged / path, packaged.parent / path):
         if candidate.is_file():
             return candidate.absolute()
-    names = ", ".join(sorted(f"configs/{p.name}" for p in packaged.glob("*.yaml")))
+    names = ", ".join(sorted(f"configs/{p.relative_to(packaged)}" for p in packaged.rglob("*.yaml")))
     raise ConfigError(f"no such configuration file: {path} (in {Path.cwd()}); packaged ones: {names}")

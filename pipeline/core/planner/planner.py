@@ -78,7 +78,7 @@ def decide(snapshot: Snapshot, settings: PlannerSettings, bindings: Bindings = A
     reason = "blocks have no role" if is_forced else GAINS
     if is_stuck and not is_forced:
         reason = "what waits has no block"
-    if stay >= 0 and outcome.value_s[best] > against - settings.epsilon * picture.cycle_s:
+    if stay >= 0 and outcome.value_s[best] >= against - settings.epsilon * picture.cycle_s:
         best, reason = stay, "no candidate gains enough"
     moves = assign(snapshot, picture.free, candidates[best].num_rollout, bindings)
     return Plan(reason=reason, moves=moves, candidates=candidates, chosen=best, cycle_s=picture.cycle_s)

@@ -49,6 +49,14 @@ def test_what_is_done_is_best_for_the_next_plan() -> None:
             assert again.candidates[again.chosen].gain_s >= DEFAULT.epsilon * again.cycle_s
 
 
+def test_without_a_threshold_nothing_is_shifted_for_no_gain() -> None:
+    done = decide(LOPSIDED, DEFAULT).moves
+    blocks = tuple(replace(b, role=done.get(b.index, b.role)) for b in LOPSIDED.blocks)
+    stays = decide(replace(LOPSIDED, blocks=blocks), replace(DEFAULT, epsilon=0.0))
+    assert stays.candidates[stays.chosen].gain_s == 0
+    assert not stays.moves and stays.reason == "no candidate gains enough"
+
+
 def test_a_gain_below_the_threshold_is_left() -> None:
     plan = decide(LOPSIDED, DEFAULT)
     needed = plan.candidates[plan.chosen].gain_s / plan.cycle_s
