@@ -15,6 +15,8 @@ benchmarks/out/faults_shifts-parts/ and not measured again. Keys:
   schedules/unexplained                  deaths that nobody ordered, pids that changed without one
   schedules/left                         processes, shared memory, temporary files 10 s after an end
   schedules/num ...                      how often what happened
+  real/cells, real/inexact               `--real`: kills in each phase of strict runs with vLLM and the quickstart's
+                                         models, and after how many of them something differed from an undisturbed run
 """
 
 import argparse
@@ -29,6 +31,8 @@ from typing import Any
 
 from harness import Must, kept, main, parser
 
+from tests.scenarios.runs import submit, succeed
+from tests.scenarios.shift_kills import REAL, REAL_SETTINGS, survive
 from tests.scenarios.shifts import shift_schedule
 
 WRONG = ("failed", "lost", "doubled", "too_old", "changed", "untrue", "unexplained", "left")
@@ -42,7 +46,23 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ):
         seeds = range(args.first, args.first + args.schedules)
         run = pool.map(lambda s: kept("faults_shifts", f"schedule-{s}", lambda: _schedule(Path(name), s)), seeds)
-        return {"schedules": list(run)}
+        return {"schedules": list(run), "real": _real(Path(name)) if args.real else {}}
+
+
+def _real(folder: Path) -> dict[str, str]:
+    """What was wrong, by kill."""
+    config = "configs/quickstart.yaml"
+    succeed(submit(folder / "undisturbed", *REAL_SETTINGS, config=config))
+    found = {}
+    for kill in REAL:
+        try:
+            survive(folder / kill.replace(":", "-"), kill, folder / "undisturbed", *REAL_SETTINGS, config=config)
+        except Exception as error:
+            found[kill] = str(error) or type(error).__name__
+        else:
+            found[kill] = ""
+        print(f"{kill:28} {found[kill] or 'bit for bit'}", file=sys.stderr, flush=True)
+    return found
 
 
 def _schedule(folder: Path, seed: int) -> dict[str, Any]:
@@ -73,6 +93,8 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         found[f"schedules/{what}"] = sum(len(run["account"][what]) for run in ended)
     for what in ("changed", "untrue", "unexplained", "left"):
         found[f"schedules/{what}"] = sum(len(run[what]) for run in ended)
+    if real := raw.get("real"):
+        found |= {"real/cells": len(real), "real/inexact": sum(bool(wrong) for wrong in real.values())}
     counts = sum((Counter(run["counts"]) for run in ended), Counter())
     return found | {f"schedules/num {what}": float(num) for what, num in sorted(counts.items())}
 
@@ -82,5 +104,7 @@ if __name__ == "__main__":
     options.add_argument("--schedules", type=int, default=200, help="random schedules")
     options.add_argument("--first", type=int, default=0, help="the seed of the first one")
     options.add_argument("--jobs", type=int, default=2, help="schedules at once")
+    options.add_argument("--real", action="store_true", help="also kills in each phase with vLLM")
     args = options.parse_args()
-    sys.exit(main("faults_shifts", args, measure, figures, MUST))
+    real = {"real/cells": Must(at_least=len(REAL)), "real/inexact": Must(at_most=0)} if args.real else {}
+    sys.exit(main("faults_shifts", args, measure, figures, MUST | real))

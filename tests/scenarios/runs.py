@@ -40,7 +40,10 @@ def pivot(*arguments: str, kill: str = "", marker: Path | None = None) -> Ended:
     """A command line to its end. `kill`: see pipeline.kill_points."""
     told = {"PIVOT_KILL_POINT": kill, "PIVOT_KILL_MARKER": str(marker)} if kill else {}
     process = begin(*arguments, **told)
-    out, _ = process.communicate(timeout=_LIMIT_S)
+    try:
+        out, _ = process.communicate(timeout=_LIMIT_S)
+    finally:
+        process.kill()
     return Ended(process.returncode, out)
 
 
