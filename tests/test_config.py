@@ -215,7 +215,7 @@ def test_files_compose_from_left_to_right_and_overrides_win(base: Path) -> None:
 
 
 def test_a_missing_file_names_the_packaged_ones(base: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*configs/placement/shiftable\.yaml.*configs/quickstart\.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*placement/shiftable\.yaml.*configs/quickstart\.yaml"):
         c.load_files(["nowhere.yaml"])
 
 
