@@ -44,7 +44,8 @@ from stages.weights.tensors import publish, views
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
+_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.3}
+"""Two implementations of one model in bfloat16 differ by up to .23 on a token's logprob (SmolLM2-135M)."""
 _PROBE_CANDIDATES, _PROBE_PROMPTS, _PROBE_LENGTH = 16, 4, 4
 
 
