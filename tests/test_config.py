@@ -215,7 +215,8 @@ def test_files_compose_from_left_to_right_and_overrides_win(base: Path) -> None:
 
 
 def test_a_missing_file_names_the_packaged_ones(base: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*placement/shiftable\.yaml.*configs/quickstart\.yaml"):
+    named = r"nowhere\.yaml.*configs/placement/shiftable\.yaml.*configs/quickstart\.yaml"
+    with pytest.raises(ConfigError, match=named):
         c.load_files(["nowhere.yaml"])
 
 

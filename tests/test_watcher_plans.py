@@ -183,5 +183,13 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     assert list(read_book(tmp_path / "none")) == []
 
 
+def test_a_line_that_an_attempt_before_left_torn_takes_none_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b'{"kind":"decision","number":1}\n{"kind":"decis')
+    for number in (2, 3):
+        Book(path, number, lambda text: None).write("decision", 1.0, {"number": number})
+    assert [line["number"] for line in read_book(path)] == [1, 2, 3]
+
+
 def test_costs_of_a_run_without_measurements_are_what_is_assumed(run: Run) -> None:
     assert isinstance(run.watcher.monitor.cost(Role.ROLLOUT), IterationCost)  # type: ignore[union-attr]

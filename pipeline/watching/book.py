@@ -19,7 +19,8 @@ class Book:
 
     def __init__(self, path: Path, attempt: int, say: Callable[[str], None]) -> None:
         self._path, self._attempt, self._say = path, attempt, say
-        self._is_torn = self._has_failed = False
+        self._is_torn = _is_torn(path)
+        self._has_failed = False
 
     def write(self, kind: str, at_s: float, line: Mapping[str, Any]) -> None:
         """`at_s`: of the controller's clock."""
@@ -39,6 +40,16 @@ class Book:
             if not self._has_failed:
                 self._has_failed = True
                 self._say(f"decisions of the planner cannot be written to {self._path}: {error}; the run goes on")
+
+
+def _is_torn(path: Path) -> bool:
+    """The attempt before ended within a line."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False
 
 
 def read_book(path: Path) -> Iterator[Line]:
