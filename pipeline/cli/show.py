@@ -63,7 +63,7 @@ def describe(run: RunFolder, status: Status) -> str:
     if status["live"] and (len(nodes) > 1 or set(nodes.values()) - {"ready"}):
         rows.append(("nodes", ", ".join(f"{node} {state}" for node, state in nodes.items())))
     rows += [
-        (worker["name"], f"{worker['state']} on {worker['node']}, slots {', '.join(map(str, worker['slots']))}")
+        (worker["name"], f"{worker['state']} on {worker['node']}, slots {', '.join(map(str, worker.get('slots', ())))}")
         for worker in status.get("workers") or ()
         if status["live"]
     ]
