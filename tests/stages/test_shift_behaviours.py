@@ -105,12 +105,12 @@ def test_r22_roles_shift_and_each_sequence_comes_back_once_whatever_its_state(ma
 
 def test_r23_length_stop_and_seed_count_from_the_whole_sequence_over_every_shift(make_rig: MakeRig) -> None:
     """Sequences of three lives each, cut wherever the shifts come; some end by length, some by a stop token."""
-    num, most = 8, 16
+    num, most = 8, 64
     rig = make_rig(
         rollout={
             "max_response_length": most,
             "flush_s": 60.0,
-            **engine(step_s=0.02, median_tokens=12.0),
+            **engine(step_s=0.02, median_tokens=48.0),
         }
     )
     with queue_of(rig) as queue:
