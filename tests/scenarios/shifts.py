@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,10 +100,18 @@ def settings_of(seed: int, rng: random.Random) -> tuple[list[str], dict[str, Any
         by_hand = rng.random() < 0.25
         told += ["placement.planner.tick_s=0.1", "placement.planner.tick_share=0"]
         if by_hand:
-            shifts = [_shift(rng, num_nodes * slots) for _ in range(12)]
+            shifts = _one_at_a_time(_shift(rng, num_nodes * slots) for _ in range(12))
             told += ["placement.planner.enabled=false", f"placement.planner.schedule={json.dumps(shifts)}"]
     kind = f"{mode}{' by hand' if by_hand else ''}"
     return told, {kind: 1, f"staleness {staleness}": 1, f"{num_nodes} nodes": 1, f"{num_ranks} ranks": 1}
+
+
+def _one_at_a_time(shifts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those that would give a block to two roles at one moment: such a schedule is refused."""
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    for shift in shifts:
+        found.setdefault((shift["step"], shift["at"]), shift)
+    return list(found.values())
 
 
 def _shift(rng: random.Random, num_blocks: int) -> dict[str, Any]:
