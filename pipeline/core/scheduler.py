@@ -232,6 +232,8 @@ class Scheduler(Generic[S, R]):
             next_price, _, target = free[0]
             if -last_price != source.last_price or not source.num:
                 heapq.heappop(crowded)
+            elif target is source or target.num_given:
+                heapq.heappop(free)  # who gives does not take: else the last bits of a price could go round for ever
             elif next_price != target.next_price:
                 heapq.heapreplace(free, (target.next_price, target.index, target))
             elif target.takes(source.mean, source.last_price - next_price, self._backlog_s):

@@ -193,6 +193,15 @@ def leave(replicas: list[CountedReplica], *, backlog_s: float = 100.0, rest: flo
     return [(replica.index, num) for replica, num in scheduler.migrations(replicas, 0.0)]
 
 
+@pytest.mark.parametrize("num", [3, 7, 12, 49])
+def test_moves_come_to_an_end_where_all_prices_are_equal_but_for_their_last_bits(num: int) -> None:
+    """Iterations that take the same time whatever runs, and prefill that takes none."""
+    cost = IterationCost(overhead_s=0.1 / 3)
+    replicas = [view(i, num + i, cost=cost) for i in range(3)] + [view(3, 0, cost=cost)]
+    moved = leave(replicas, rest=12.8)
+    assert sum(n for _, n in moved) <= sum(replica.num_running for replica in replicas)
+
+
 def crowd(num_free: int = 3, **cost: float) -> list[CountedReplica]:
     """One with 40 sequences whose reading dominates, and some that just came."""
     made = replace(CROWD, **cost)
