@@ -82,7 +82,7 @@ def test_bfloat16_resumes_from_the_float32_masters(tmp_path, fresh_accelerate):
     assert are_equal(weights_of(resumed), weights_of(straight))
     assert resumed.train(make_rows(2), 2) == straight.train(make_rows(2), 2)
     assert are_equal(weights_of(resumed), weights_of(straight))
-    assert resumed.probe() == straight.probe() and resumed.probe().tolerance == 0.15
+    assert resumed.probe() == straight.probe() and resumed.probe().tolerance == 0.3
 
 
 def test_experts_keep_their_checkpoint_names(tmp_path):
