@@ -162,7 +162,8 @@ def test_r18_r25_real_engines_that_sleep_and_wake_say_what_the_trainer_says(tmp_
     )
     succeed(submit(run, *settings, config="configs/quickstart.yaml"))
     found = rows(run)
-    assert [row["step"] for row in found] == list(range(1, 9))
+    first, *found = found
+    assert first["step"] == 0 and [row["step"] for row in found] == list(range(1, 9))
     assert 0 < max(row["mismatch/max_abs_logprob_diff"] for row in found) < 1e-4
     assert sum(row["shift/num"] for row in found) >= 8, "nobody slept: the test shows nothing"
     events = [json.loads(line) for line in RunFolder(run).journal(1).read_text().splitlines()]
