@@ -127,7 +127,7 @@ def test_each_rank_has_its_slots(base: Path, overrides: list[str], words: list[s
         (["{step: 1, at: judged, blocks: [], role: reward}"], [".0.blocks", "each a whole number that is not empty"]),
         (["{step: 1, at: judged, blocks: [x], role: reward}"], [".0.blocks.0", "a list, each a whole number"]),
         (["{step: 1, at: judged, blocks: [0], role: train}"], [".0.role", "'train'", "rollout or reward"]),
-        (["{step: 1, at: judged, blocks: [0], role: reward, blockz: 1}"], [".0.blockz", "valid here: at, blocks, role"]),
+        (["{step: 1, at: judged, blocks: [0], role: reward, blokk: 1}"], [".0.blokk", "valid here: at, blocks, role"]),
         (["{step: 1, at: judged, blocks: [3], role: reward}"], [".0.blocks names 3", "0 to 2"]),
         (["{step: 1, at: judged, blocks: [-1], role: reward}"], [".0.blocks names -1", "0 to 2"]),
         (["{step: 4, at: judged, blocks: [0], role: reward}"], [".0.step is 4", "1 to 3"]),
