@@ -1,5 +1,7 @@
 """GPUs that move between roles while nodes come and go, in one job of a real Slurm."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from pipeline.run_folder import RunFolder
 from tests.cluster import SlurmCluster
 from tests.cluster.test_runs import end_well
 from tests.scenarios.awake import Look, compare, shifts
-from tests.scenarios.faults import Event, account
+from tests.scenarios.faults import Event, account, own_remains
 from tests.scenarios.jobs import JOB, JobRun, crash_node, losses, other_node, requeue
 from tests.scenarios.runs import STRICT, check_same, checkpoints, sequences, submit, succeed
 
@@ -59,12 +61,22 @@ def check(run: JobRun, look: Look) -> None:
     check_shifts(run.folder)
 
 
+def lose_power(run: JobRun, node: str) -> None:
+    """The node crashes and does not come back, so its memory is gone: here it is the host's, and nothing that runs on
+    the node is left to empty it."""
+    agent = next(found[1] for name in own_remains(run.folder) if (found := re.search(rf"-{node}-(\d+)-", name)))
+    crash_node(run, node)
+    for path in map(Path, own_remains(run.folder)):
+        if f"-{agent}-" in path.name:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def test_a_node_is_lost_for_good_between_shifts(cluster: SlurmCluster, folder: Path) -> None:
     run = JobRun(folder / "r", cluster, *SHIFTABLE, f"trainer.total_training_steps={STEPS}")
     with Look(run.folder, cluster) as look:
         recorded(run, 4)
         job, node = run.job, other_node(run)
-        crash_node(run, node)
+        lose_power(run, node)
         recorded(run, STEPS)
     assert run.end() == 0, run.out
     assert (run.job, run.attempt) == (job, 1)
