@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.core.events import SegmentInfo, VerdictInfo
+from pipeline.core.tasks import NEEDS_NO_SLOTS
 
 StageResult = dict[str, Any]
 """What a stage returns: JSON-able. Numbers become metrics `<name>`; other keys are the stage's own business."""
@@ -26,6 +27,11 @@ class StageSpec:
     step: int
     version: int
     attempt: int
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether its worker must be awake; of a task that is not loaded nobody knows."""
+        return self.stage not in NEEDS_NO_SLOTS
 
 
 class TaskContext(Protocol):

@@ -106,7 +106,7 @@ class Shift:
         """Those that must end first. A trainer's thread does one thing at a time, and shifts before tasks that wait."""
         if self._worker.engine is None:
             return []
-        return [task for task in list(self._tasks.values()) if task.needs_slots]
+        return [task for task in list(self._tasks.values()) if task.spec.needs_slots]
 
     # --- up --------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,6 @@ from pipeline.stage import Order, StageSpec, StageTask, current_task
 if TYPE_CHECKING:
     from stages.worker import Worker
 
-WITHOUT_SLOTS = frozenset({"prompts", "checkpoint"})
-"""Stages that also run while their worker sleeps."""
-
 _log: ContextVar[TextIO] = ContextVar("task_log")
 
 
@@ -95,11 +92,6 @@ class Task:
             file.write(f"{text}\n")
 
     # --- what the worker does with it ------------------------------------------------------------------------------
-
-    @property
-    def needs_slots(self) -> bool:
-        """Whether its worker must be awake; until it is loaded nobody knows."""
-        return self.spec.stage not in WITHOUT_SLOTS
 
     def give(self, order: Order) -> None:
         self._orders.put(order)

@@ -4,14 +4,11 @@ A block is as many slots as one replica of the larger inference role has, within
 them are in blocks; the others never change hands.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.fleet import Fleet
-from pipeline.core.worker import Worker, WorkerState
-
-_SERVES = (WorkerState.READY, WorkerState.LOADING)
+from pipeline.core.worker import Worker
 
 
 @dataclass(slots=True)
@@ -80,21 +77,15 @@ class Blocks:
 
     def held_by(self, block: Block) -> Role | None:
         """Who can work there now. None: nobody, or it is on its way to somebody."""
-        if any(w.holds and w.state not in _SERVES for w in block.workers):
+        if any(w.holds and not w.serves for w in block.workers):
             return None
-        return next((w.role for w in block.workers if w.state in _SERVES), None)
+        return next((w.role for w in block.workers if w.serves), None)
 
     def is_lost(self, block: Block) -> bool:
         return block.node not in self._fleet.nodes or not block.workers
 
     def wants(self, role: Role) -> list[Block]:
         return [block for block in self._found.values() if block.wanted is role and not self.is_lost(block)]
-
-    def want(self, roles: Mapping[int, Role | None]) -> None:
-        """By index; what is not named stays."""
-        for block in self._found.values():
-            if block.index in roles:
-                block.wanted = roles[block.index]
 
     def _of(self, worker: Worker) -> Block:
         place = worker.slots[0] // self.size

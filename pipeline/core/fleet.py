@@ -122,10 +122,8 @@ class Fleet:
         return ()
 
     def startable(self) -> list[Worker]:
-        """Those without a process, on nodes that are there, with nothing strange on their slots; ranks only if that is
-        all of them."""
-        down = [w for w in self.workers.values() if w.is_down and w.node in self.nodes and not self._is_barred(w)]
-        return self.with_all_ranks(down)
+        """Those without a process, on nodes that are there, with nothing strange on their slots."""
+        return [w for w in self.workers.values() if w.is_down and w.node in self.nodes and not self._is_barred(w)]
 
     def with_all_ranks(self, workers: list[Worker]) -> list[Worker]:
         """Without the ranks among them, unless these are all."""

@@ -49,8 +49,9 @@ class Placing:
 
     def plan(self, moves: tuple[tuple[int, Role], ...], needs: Needs) -> None:
         """What the planner says, as far as it can be done: blocks that train now, or are lost, are not its business."""
+        new = dict(moves)
         for block in self._blocks.all:
-            role = dict(moves).get(block.index)
+            role = new.get(block.index)
             if role in block.inference and not self._blocks.is_lost(block) and not (needs.train and block.trains):
                 block.wanted = role
 

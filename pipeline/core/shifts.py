@@ -53,9 +53,9 @@ class Shifts:
 
     def start_due(self) -> None:
         due = [worker for worker in self._fleet.startable() if self._is_due(worker)]
-        due.sort(key=lambda worker: _STARTS.index(worker.role))
+        due.sort(key=lambda worker: _STARTS.index(worker.role))  # so a rank that has to wait is in nobody's way
         chosen: list[Worker] = []
-        for worker in self._fleet.with_all_ranks(due):
+        for worker in due:
             block = self._blocks.of(worker)
             if block is None or not any(rival in chosen for rival in block.rivals(worker)):
                 chosen.append(worker)

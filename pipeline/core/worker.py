@@ -103,6 +103,11 @@ class Worker:
         return not self.is_down and self.state is not WorkerState.ASLEEP
 
     @property
+    def serves(self) -> bool:
+        """It works, or goes on working in a moment."""
+        return self.state is WorkerState.READY or self.state is WorkerState.LOADING
+
+    @property
     def is_there(self) -> bool:
         """It can be given what needs no slots."""
         return self.state in _THERE

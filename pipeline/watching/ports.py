@@ -9,10 +9,7 @@ from pipeline.core.fleet import Fleet
 from pipeline.core.sequences import Sequences
 from pipeline.core.steps import RunPlan, Steps
 from pipeline.core.versions import Versions
-from pipeline.core.worker import Worker, WorkerState
-
-AWAKE = (WorkerState.READY, WorkerState.LOADING)
-"""Workers that serve, or go on serving in a moment."""
+from pipeline.core.worker import Worker
 
 
 class Block(Protocol):
@@ -114,7 +111,7 @@ class Places:
         if self._shared and block.index >= 0:
             return self._shared.is_lost(block)
         worker = self._fleet.workers.get(self._own[-1 - block.index].name)
-        return worker is None or worker.state not in AWAKE
+        return worker is None or not worker.serves
 
     def place(self, block: Block) -> None:
         """Whoever lives on its slots lives there from now on."""

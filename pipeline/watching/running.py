@@ -19,7 +19,7 @@ from pipeline.core.sequences import Sequence, SequenceState
 from pipeline.core.snapshot import Snapshot
 from pipeline.core.worker import Worker
 from pipeline.watching.hands import Hands
-from pipeline.watching.ports import AWAKE, Places, WatchedCore
+from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import is_judged
 from pipeline.wire_counts import Counts
 
@@ -229,7 +229,7 @@ class Running:
 
     def _home(self, worker: Worker) -> tuple[int, Role] | None:
         """Block and role of a worker that serves; None: what it runs goes back, or has gone."""
-        if worker.role not in INFERENCE or worker.state not in AWAKE:
+        if worker.role not in INFERENCE or not worker.serves:
             return None
         block = self._places.block_of(worker)
         return (block, worker.role) if block is not None and self._hands.role(block) is worker.role else None

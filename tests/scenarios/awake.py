@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import threading
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -26,6 +25,7 @@ from pipeline.core.worker import WorkerState
 from pipeline.journal import read_journal
 from pipeline.run_folder import RunFolder, read_json
 from tests.cluster import SlurmCluster
+from tests.fakes.looker import Looker
 
 _LOG = re.compile(r"^/logs/attempt_(\d+)/([^/-]+)-((?:rollout|reward|train)-\d+)\.log$")
 _HELD = re.compile(r" (\d+) +/memfd:gpus:(\S*) \(deleted\)$", re.MULTILINE)
@@ -70,37 +70,27 @@ class Instant:
     status: dict[str, Any]
 
 
-class Look(threading.Thread):
+class Look(Looker):
     """Takes instants until it is left."""
 
     def __init__(self, run: RunFolder, cluster: SlurmCluster, period_s: float = 0.03) -> None:
-        super().__init__()
-        self._run, self._cluster, self._period_s = run, cluster, period_s
-        self._is_over = threading.Event()
+        super().__init__(period_s)
+        self._run, self._cluster = run, cluster
         self.instants: list[Instant] = []
         self.workers: dict[int, tuple[int, str, str]] = {}
         """Attempt, node and name of each, by pid."""
         self.nodes: dict[int, list[str]] = {}
         """Under which each worker was found; under none, if it was dead by then."""
 
-    def __enter__(self) -> "Look":
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self._is_over.wait(self._period_s):
-            self._find_new()
-            status = read_json(self._run.status) or {}
-            began = time.monotonic()
-            told = began - (time.time() - status.get("updated", 0.0))
-            looks = [{pid: _look(pid) for pid in self.workers} for _ in range(2)]
-            ended = time.monotonic()
-            found = [_process(*who, pid, looks[0][pid], looks[1][pid]) for pid, who in self.workers.items()]
-            self.instants.append(Instant(told, began, ended, tuple(one for one in found if one), status))
+    def look(self) -> None:
+        self._find_new()
+        status = read_json(self._run.status) or {}
+        began = time.monotonic()
+        told = began - (time.time() - status.get("updated", 0.0))
+        looks = [{pid: _look(pid) for pid in self.workers} for _ in range(2)]
+        ended = time.monotonic()
+        found = [_process(*who, pid, looks[0][pid], looks[1][pid]) for pid, who in self.workers.items()]
+        self.instants.append(Instant(told, began, ended, tuple(one for one in found if one), status))
 
     def _find_new(self) -> None:
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

@@ -6,7 +6,6 @@ Workers lock the devices that they see (tests.slurm.tasks:hold): one that has to
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from pipeline import wire
 from pipeline.bindings import NodeBindings
 from pipeline.core import events as ev
+from tests.fakes.looker import Looker
 from tests.slurm.rig import NODE, children
 from tests.slurm.watch import Watch
 
@@ -36,28 +36,18 @@ def holder(pid: int) -> tuple[str, list[str]] | None:
     return (variables["HOLDER"], variables["CUDA_VISIBLE_DEVICES"].split(",")) if "HOLDER" in variables else None
 
 
-class Sampler(threading.Thread):
+class Sampler(Looker):
     """Looks at all workers of a zygote, again and again. `shared`: devices that two of them had at once."""
 
     def __init__(self, zygote: int) -> None:
-        super().__init__()
+        super().__init__(period_s=0.0005)
         self.zygote, self.num_samples, self.shared = zygote, 0, set[str]()
-        self._is_over = threading.Event()
 
-    def __enter__(self) -> "Sampler":
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self._is_over.wait(0.0005):
-            pids = children(self.zygote)  # before what they are: who is alive after this was there together
-            devices = [device for found in map(holder, pids) if found for device in found[1]]
-            self.shared.update(device for device in devices if devices.count(device) > 1)
-            self.num_samples += 1
+    def look(self) -> None:
+        pids = children(self.zygote)  # before what they are: who is alive after this was there together
+        devices = [device for found in map(holder, pids) if found for device in found[1]]
+        self.shared.update(device for device in devices if devices.count(device) > 1)
+        self.num_samples += 1
 
 
 class Slots:

@@ -15,22 +15,11 @@ from pipeline.core.errors import RunError
 from stages.rl.offload import Chunks, Offload, local
 from stages.rl.state import image
 from stages.rl.trainer import HfTrainer
-from tests.fakes.ranks import crew, started
+from tests.fakes.ranks import started
 from tests.fakes.tiny_policy import make_config, make_rows, write_model
 from tests.stages.rl.test_ranks import ranked, saved
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def pair():
-    with crew(2) as group:
-        yield group
 
 
 # --- storages -------------------------------------------------------------------------------------------------------

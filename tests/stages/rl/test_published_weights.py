@@ -15,11 +15,6 @@ from tests.fakes.stores import weight_store
 from tests.fakes.tiny_policy import make_config, make_rows, model_config, write_model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def fresh_accelerate():
     """accelerate keeps one precision per process; a worker has one trainer, a test process several."""

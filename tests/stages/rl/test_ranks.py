@@ -24,17 +24,6 @@ from tests.fakes.tiny_policy import make_config, make_rows, model_config, write_
 FILES = ("model/model.safetensors", "trainer/optimizer.safetensors")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def pair():
-    with crew(2) as group:
-        yield group
-
-
 @pytest.fixture
 def trio():
     with crew(3) as group:

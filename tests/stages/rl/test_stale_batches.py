@@ -12,14 +12,9 @@ from pipeline.queue.schema import SequenceRow
 from stages.rl.batch import to_sample
 from stages.rl.tally import Mismatch
 from stages.rl.trainer import HfTrainer
-from tests.fakes.tiny_policy import EOS, VOCAB_SIZE, make_config, make_row, make_rows, write_model
+from tests.fakes.tiny_policy import EOS, VOCAB_SIZE, make_config, make_row, make_rows
 
 KINDS = ("ppo", "decoupled", "none")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def logprobs_of(policy: torch.nn.Module, row: SequenceRow) -> torch.Tensor:

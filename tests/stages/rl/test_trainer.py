@@ -15,11 +15,6 @@ from stages.rl.trainer import HfTrainer
 from tests.fakes.tiny_policy import EOS, VOCAB_SIZE, make_config, make_row, make_rows, write_model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def fresh_accelerate():
     """accelerate keeps one precision per process; a worker has one trainer, a test process several."""
