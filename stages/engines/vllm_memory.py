@@ -6,6 +6,7 @@ reload. Buffers, such as rotary tables, are no part of any checkpoint: they stay
 """
 
 import ctypes
+import mmap
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from pipeline.kill_points import kill_point
 from stages.engines.vllm_extension import Weights, reload_weights
 
+_LIBC = ctypes.CDLL(None)
 _PACKED = "cpu_linear"  # where vLLM keeps the packed copy of a layer's weights, on a CPU
 
 
@@ -60,7 +62,7 @@ class CpuMemory:
     def release(self) -> None:
         """What is freed here goes back to the system at once; nothing of it waits for a garbage collection."""
         self._llm.collective_rpc(self._release)
-        ctypes.CDLL(None).malloc_trim(0)
+        _LIBC.malloc_trim(0)
 
     def take_weights(self, weights: Weights) -> None:
         _restore(self._weights)
@@ -110,3 +112,13 @@ def _restore(sizes: list[tuple[torch.UntypedStorage, int]]) -> None:
     while sizes:
         storage, num_bytes = sizes.pop()
         storage.resize_(num_bytes)
+        _want_huge_pages(storage)
+
+
+def _want_huge_pages(storage: torch.UntypedStorage) -> None:
+    """Where the system has them, memory is there in a third of the time. It is advice: whether it is taken does not
+    matter. Of whole pages only: at the edges is what others have allocated."""
+    page = mmap.PAGESIZE
+    first, end = -(-storage.data_ptr() // page) * page, (storage.data_ptr() + storage.nbytes()) // page * page
+    if first < end:
+        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
