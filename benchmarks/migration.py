@@ -45,7 +45,7 @@ from typing import Any
 from harness import Must, kept, main, parser, percentile
 
 from benchmarks.recorder import RecordedController, run_recorded
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.decisions import Abort, Decision, Dispatch
 from pipeline.core.events import BatchCommitted, Event, Finish, Role, SegmentClosed

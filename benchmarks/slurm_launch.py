@@ -65,7 +65,7 @@ gc.disable()
 import os, pathlib, sys
 from tests.engines.tiny import Rig, load_vllm
 load_vllm(pathlib.Path(sys.argv[1]))
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from stages.engines.vllm import VllmEngine
 rig = Rig.create("configs/quickstart/policy")
 with rig.read() as reader:

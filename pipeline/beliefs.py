@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.config import Config, EngineOptions
+from pipeline.config import Config
+from pipeline.config_engine import EngineOptions
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.iteration import IterationCost

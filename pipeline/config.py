@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
+from pipeline.config_engine import EngineOptions
 from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
+from pipeline.config_reward import Reward
 from pipeline.config_room import room_faults
 from pipeline.config_slurm import Slurm
 from pipeline.config_strict import strict_faults, with_strict_defaults
@@ -81,19 +83,23 @@ class Models(Section):
 
 class Data(Section):
     train_files: Paths = Field(min_length=1, description="jsonl or parquet, local or any fsspec URL")
+    weights: list[Float] = Field(
+        default=[],
+        description="Share of the prompts that each of train_files gives; empty: all rows come once per epoch",
+    )
     val_files: Paths = Field(default=[])
     prompt_key: str = "prompt"
     max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; a longer prompt fails the first step")
     train_batch_size: Int = Field(default=16, ge=1, description="Prompts per step")
     shuffle: bool = True
 
-
-class EngineOptions(Section):
-    name: Literal["vllm", "emulated"] = "vllm"
-    kv_cache_bytes: Int = Field(default=64 << 20, ge=1 << 20, description="Bytes of KV cache per replica")
-    max_num_seqs: Int = Field(default=128, ge=1, description="Sequences that a replica runs at once")
-    enable_prefix_caching: bool = True
-    options: dict[str, Any] = Field(default={}, description="Passed to the engine as they are")
+    @model_validator(mode="after")
+    def _weighs_each_file(self) -> "Data":
+        if self.weights and (len(self.weights) != len(self.train_files) or min(self.weights) <= 0):
+            raise ValueError(
+                f"weights {self.weights} for {len(self.train_files)} train_files: valid is one above 0 for each"
+            )
+        return self
 
 
 class Rollout(Section):
@@ -107,45 +113,6 @@ class Rollout(Section):
         "at once with the caches of the old weights (needs enable_prefix_caching: false)",
     )
     engine: EngineOptions = EngineOptions()
-
-
-class Verdict(Section):
-    """How the judge's generated text becomes a score."""
-
-    kind: Literal["choice", "number"] = "choice"
-    marker: str = Field(default="Verdict:", min_length=1, description="The verdict follows the last one of these")
-    choices: dict[str, Float] = Field(
-        default={"yes": 1.0, "no": 0.0}, min_length=1, description="kind: choice; word to score"
-    )
-    minimum: Float = Field(default=0.0, description="kind: number")
-    maximum: Float = Field(default=1.0, description="kind: number")
-    reasoning_end: str = Field(
-        default="", description="Ends the reasoning (`</think>`); what precedes it gives no score"
-    )
-    structured: bool = Field(default=False, description="Force the form of the verdict in the engine")
-
-    @model_validator(mode="after")
-    def _has_a_range(self) -> "Verdict":
-        if self.minimum >= self.maximum:
-            raise ValueError(f"minimum {self.minimum} is not below maximum {self.maximum}")
-        return self
-
-
-class GenRM(Section):
-    template: str = Field(description="Jinja template (text or a file's path) of the judge's user message")
-    verdict: Verdict = Verdict()
-    max_tokens: Int = Field(default=256, ge=1)
-    temperature: Float = Field(default=0.0, ge=0)
-    timeout_s: Float = Field(default=60.0, gt=0)
-    retries: Int = Field(default=1, ge=0, description="For transient failures: timeout, empty, truncated, unparsed")
-    engine: EngineOptions = EngineOptions()
-
-
-class Reward(Section):
-    genrm: GenRM
-    permute_verdicts: bool = Field(
-        default=False, description="Test switch: shuffle the scores within each step, so that nothing can be learnt"
-    )
 
 
 class KL(Section):

@@ -4,8 +4,9 @@
                       or a text, which is one user message
     data_source       a text that checkers read
     ability           a text; not read
-    reward_model      {style: text, ground_truth: text}; the ground truth is for measurement, never for the reward
-    extra_info        any object; passed to checkers
+    reward_model      {style: text, ground_truth: text, list or object}; for checkers and reward functions, never for
+                      the judge
+    extra_info        any object; passed to checkers and reward functions
 
 A column may be left out (not the prompt), never null; any other column is refused.
 """
@@ -27,6 +28,7 @@ ROLES: Final = ("system", "user", "assistant")
 _TEXT_COLUMNS: Final = ("data_source", "ability")
 _OTHER_COLUMNS: Final = (*_TEXT_COLUMNS, "reward_model", "extra_info")
 _REWARD_MODEL_KEYS: Final = ("style", "ground_truth")
+_MOST_NAMED = 20
 
 
 class Message(TypedDict):
@@ -42,7 +44,7 @@ class Example:
     place: str
     messages: tuple[Message, ...]
     data_source: str = ""
-    ground_truth: str = ""
+    ground_truth: Any = ""
     extra_info: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -58,10 +60,31 @@ class DatasetInfo:
 
 
 def check(data: Data) -> DatasetInfo:
-    """Read every row of every file once. Raises DataError at the first that does not fit, with file, line (parquet:
-    row) and column, what was found and what is valid."""
-    num_rows = sum(1 for _ in read_examples(data.train_files, data.prompt_key))
-    return DatasetInfo(num_rows=num_rows, num_val_rows=sum(1 for _ in read_examples(data.val_files, data.prompt_key)))
+    """Read every row of every file once. Raises DataError with those that do not fit, a line of the message for each:
+    file, line (parquet: row) and column, what was found and what is valid."""
+    _check_prompt_key(data.prompt_key)
+    wrong: list[str] = []
+    numbers = [_count(files, data.prompt_key, wrong) for files in (data.train_files, data.val_files)]
+    if wrong:
+        more = [f"and {len(wrong) - _MOST_NAMED} rows more"] if len(wrong) > _MOST_NAMED else []
+        raise DataError("\n".join([*wrong[:_MOST_NAMED], *more]))
+    return DatasetInfo(num_rows=numbers[0], num_val_rows=numbers[1])
+
+
+def _count(files: Iterable[str], prompt_key: str, wrong: list[str]) -> int:
+    """How many rows there are; what is wrong with those that do not fit is added."""
+    row = 0
+    for file in files:
+        try:
+            for place, value in read_rows(file):
+                row += 1
+                try:
+                    parse(value, row, place, prompt_key)
+                except DataError as error:
+                    wrong.append(str(error))
+        except DataError as error:  # of the file as a whole
+            wrong.append(str(error))
+    return row
 
 
 def load(files: Sequence[str], data: Data) -> list[Example]:
@@ -102,17 +125,24 @@ def _check_function(path: str, code_path: Sequence[str]) -> None:
 
 
 def read_examples(files: Iterable[str], prompt_key: str) -> Iterator[Example]:
-    """The examples of the files one by one, in order. Raises DataError as `check` does."""
-    if prompt_key in _OTHER_COLUMNS:
-        raise ConfigError(f"data.prompt_key {prompt_key!r} is the name of another column: {', '.join(_OTHER_COLUMNS)}")
+    """The examples of the files one by one, in order. Raises DataError at the first row that does not fit."""
+    _check_prompt_key(prompt_key)
     row = 0
     for file in files:
         for place, value in read_rows(file):
-            yield _parse(value, row, place, prompt_key)
+            yield parse(value, row, place, prompt_key)
             row += 1
 
 
-def _parse(value: Any, row: int, place: str, prompt_key: str) -> Example:
+def _check_prompt_key(prompt_key: str) -> None:
+    if prompt_key in _OTHER_COLUMNS:
+        raise ConfigError(f"data.prompt_key {prompt_key!r} is the name of another column: {', '.join(_OTHER_COLUMNS)}")
+
+
+def parse(value: Any, row: int, place: str, prompt_key: str) -> Example:
+    """Raises DataError for a value that does not fit, or that is one (see `read_rows`)."""
+    if isinstance(value, DataError):
+        raise value
     if not isinstance(value, dict):
         raise DataError(f"{place}: found {_found(value)}; valid: an object with the column {prompt_key}")
     if not value.keys() <= {prompt_key, *_OTHER_COLUMNS}:
@@ -159,14 +189,16 @@ def _parse_prompt(value: Any, where: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
-def _parse_ground_truth(value: Any, where: str) -> str:
+def _parse_ground_truth(value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, value, "an object {style, ground_truth}")
     if not value.keys() <= set(_REWARD_MODEL_KEYS):
         _refuse_unknown(value, _REWARD_MODEL_KEYS, f"{where}, key")
-    for name, text in value.items():
-        _check_text(text, f"{where}.{name}")
-    truth: str = value.get("ground_truth", "")
+    if "style" in value:
+        _check_text(value["style"], f"{where}.style")
+    truth = value.get("ground_truth", "")
+    if not isinstance(truth, list | dict):
+        _check_text(truth, f"{where}.ground_truth")
     return truth
 
 

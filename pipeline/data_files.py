@@ -6,13 +6,15 @@ A plain jsonl file needs neither pyarrow nor fsspec, so reading one at submit co
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 1024
+_PARQUET_BUFFER_BYTES = 1 << 20
+"""Columns are read piece by piece: whole ones of a large file would fill the memory."""
 _REMOTE_BYTES = 1 << 20
 
 
@@ -20,17 +22,26 @@ class NoSuchFile(DataError):
     """There is no file of this name, in a place that can be looked at."""
 
 
+_ENDINGS = (".jsonl", ".parquet")
+
+
+def kind_of(file: str) -> str:
+    """The ending that says what the file is. Raises DataError for any other."""
+    ending = next((ending for ending in _ENDINGS if file.lower().endswith(ending)), None)
+    if ending is None:
+        raise DataError(f"{file}: unknown kind of file; valid endings: {', '.join(_ENDINGS)}")
+    return ending
+
+
 def read_rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of each row: `data.jsonl, line 3` or `data.parquet, row 3`, counted from 1.
+    """Yield (place, value) of each row: `data.jsonl, line 3` or `data.parquet, row 3`, counted from 1. The value of a
+    line that is no JSON is the DataError which says so: those behind it can still be read.
 
     Raises DataError for a file that is missing, unreadable, of another kind, broken or without a row.
     """
-    kinds = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    read = next((read for ending, read in kinds.items() if file.lower().endswith(ending)), None)
-    if read is None:
-        raise DataError(f"{file}: unknown kind of file; valid endings: {', '.join(kinds)}")
+    read = _read_parquet if kind_of(file) == ".parquet" else _read_jsonl
     is_empty = True
-    with _open(file) as source:
+    with open_file(file) as source:
         try:
             for place, value in read(file, source):
                 is_empty = False
@@ -43,14 +54,15 @@ def read_rows(file: str) -> Iterator[tuple[str, Any]]:
 
 def read_digest(file: str) -> str:
     """SHA-256 of what the file holds. Raises NoSuchFile, or DataError if it cannot be read."""
-    with _open(file) as source:
+    with open_file(file) as source:
         try:
             return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
         except OSError as error:
             raise DataError(f"{file}: cannot be read: {error}") from None
 
 
-def _open(file: str) -> BinaryIO:
+def open_file(file: str) -> BinaryIO:
+    """Raises NoSuchFile, or DataError if it cannot be opened."""
     try:
         return open(file, "rb") if "://" not in file else _open_remote(file)
     except FileNotFoundError:
@@ -112,21 +124,31 @@ class _Remote(io.RawIOBase):
 
 def _read_jsonl(file: str, source: BinaryIO) -> Iterator[tuple[str, Any]]:
     """One JSON value per line. A byte order mark, CRLF and blank lines are accepted."""
-    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
     for number, line in enumerate(source, start=1):
-        place = f"{file}, line {number}"
-        content = line.removeprefix(_BOM) if number == 1 else line
-        if not content.strip():
+        place, text = f"{file}, line {number}", text_of(line, number)
+        if not text.strip():
             continue
         try:
-            value = decoder.decode(content.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise DataError(f"{place}: not UTF-8 at byte {error.start + 1}; valid: UTF-8 text") from None
-        except json.JSONDecodeError as error:
-            raise DataError(f"{place}: bad JSON at character {error.colno}: {error.msg}") from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{place}: bad JSON: {error}") from None
-        yield place, value
+            yield place, value_of(place, text)
+        except DataError as error:
+            yield place, error
+
+
+def text_of(line: bytes, number: int) -> bytes:
+    """A line of a jsonl file without the byte order mark that the first one may have."""
+    return line.removeprefix(_BOM) if number == 1 else line
+
+
+def value_of(place: str, text: bytes) -> Any:
+    """What a line says. Raises DataError for what is no JSON."""
+    try:
+        return _DECODER.decode(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 at byte {error.start + 1}; valid: UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: bad JSON at character {error.colno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: bad JSON: {error}") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,20 +164,61 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _read_parquet(file: str, source: BinaryIO) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
 
+
+def _read_parquet(file: str, source: BinaryIO) -> Iterator[tuple[str, Any]]:
+    rows = parquet_rows(file, source)
     number = 0
-    try:
-        parquet = pq.ParquetFile(source)
-        names = parquet.schema_arrow.names
+    for group, size in enumerate(rows.group_sizes):
+        for _, value in rows.of_group(group, range(size)):
+            number += 1
+            yield f"{file}, row {number}", value
+
+
+def parquet_rows(file: str, source: BinaryIO) -> "_ParquetRows":
+    """Raises DataError for a file that is broken, or has a column twice."""
+    return _ParquetRows(file, source)
+
+
+class _ParquetRows:
+    """An open parquet file; what is decoded at a time is a thousand rows. Raises DataError where it is broken."""
+
+    def __init__(self, file: str, source: BinaryIO) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._file = file
+        self._faults = (pa.ArrowException, OSError, UnicodeDecodeError)
+        try:
+            self._parquet = pq.ParquetFile(source, buffer_size=_PARQUET_BUFFER_BYTES)
+        except self._faults as error:
+            raise self._broken(0, error) from None
+        names = self._parquet.schema_arrow.names
         for name in names:
             if names.count(name) > 1:
                 raise DataError(f"{file}, column {name}: the column is there twice")
-        for batch in parquet.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-            for value in batch.to_pylist():
-                number += 1
-                yield f"{file}, row {number}", value
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: broken parquet after row {number}: {error}") from None
+        groups = self._parquet.metadata
+        self.group_sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
+
+    def of_group(self, group: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """(number, value) of these rows of a row group, whose numbers ascend from 0."""
+        first, at = 0, 0
+        try:
+            for batch in self._parquet.iter_batches(batch_size=_PARQUET_BATCH_ROWS, row_groups=[group]):
+                end = at
+                while end < len(numbers) and numbers[end] < first + len(batch):
+                    end += 1
+                here = [number - first for number in numbers[at:end]]
+                if here:
+                    values = batch.slice(here[0], here[-1] - here[0] + 1).to_pylist()
+                    for number in here:
+                        yield first + number, values[number - here[0]]
+                first, at = first + len(batch), end
+                if at == len(numbers):
+                    return
+        except self._faults as error:
+            raise self._broken(sum(self.group_sizes[:group]) + first, error) from None
+
+    def _broken(self, number: int, error: Exception) -> DataError:
+        return DataError(f"{self._file}: broken parquet after row {number}: {error}")

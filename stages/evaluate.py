@@ -26,7 +26,8 @@ def evaluate(task: TaskContext, spec: StageSpec) -> StageResult:
     prompt_ids = PromptIds(worker.tokenizer, config.data.max_prompt_length)
     examples: dict[str, Example] = {}
     requests = []
-    for example in load_once(tuple(config.data.val_files), config.data.prompt_key)[: config.evaluate.num_prompts]:
+    held_out = load_once(tuple(config.data.val_files), config.data.prompt_key)
+    for example in held_out.examples(range(min(len(held_out), config.evaluate.num_prompts))):
         for sample in range(config.evaluate.samples):
             request = _request(config, spec, worker.tokenizer.stop_ids, prompt_ids.of(example), example.row, sample)
             examples[request.id] = example

@@ -1,19 +1,24 @@
 """Prompts: the step's rows of the training data become waiting sequences, `rollout.n` members for each prompt."""
 
 import heapq
-from collections.abc import Sequence
+import json
 from functools import lru_cache
+from itertools import islice
 
-from pipeline.config import Config
+from pipeline.config import Config, Data
 from pipeline.core.errors import StageFailed
 from pipeline.data import Example, read_examples
+from pipeline.dataset import Dataset, sampler_of
 from pipeline.queue.schema import PromptRow, sequence_id
-from pipeline.sampler import Sampler
 from pipeline.stage import StageResult, StageSpec, TaskContext
 from stages.text import Tokenizer
 
 _NUM_CHECKED = 64
 """So many of the longest texts are rendered first: a prompt that is too long almost surely stops the first step."""
+_NUM_SEEN = 100_000
+"""Rows among which these are looked for."""
+_NUM_KEPT = 8192
+"""Prompts whose ids are kept."""
 
 
 def prompts(task: TaskContext, spec: StageSpec) -> StageResult:
@@ -31,7 +36,7 @@ def prompts(task: TaskContext, spec: StageSpec) -> StageResult:
                     member=member,
                     text=example.text,
                     data_source=example.data_source,
-                    ground_truth=example.ground_truth,
+                    ground_truth=_as_text(example.ground_truth),
                     prompt_ids=prompt_ids.of(example),
                 )
             )
@@ -40,8 +45,12 @@ def prompts(task: TaskContext, spec: StageSpec) -> StageResult:
     return {"metrics": {}, "num_sequences": len(rows)}
 
 
+def _as_text(ground_truth: object) -> str:
+    return ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, default=str)
+
+
 class PromptIds:
-    """The prompts' token ids, each rendered once."""
+    """The prompts' token ids; each is rendered once, unless there are very many."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
@@ -52,6 +61,8 @@ class PromptIds:
         """Raises StageFailed, with file and row, if the prompt is too long or the template refuses it."""
         ids = self._ids.get(example.row)
         if ids is None:
+            if len(self._ids) >= _NUM_KEPT:
+                self._ids.clear()
             ids = self._ids[example.row] = self._render(example)
         return ids
 
@@ -69,14 +80,15 @@ class PromptIds:
 
 def examples_of_step(config: Config, step: int) -> list[Example]:
     """The step's prompts in order: entry i is that of the sequences with prompt_no i."""
-    examples = load_once(tuple(config.data.train_files), config.data.prompt_key)
-    sampler = Sampler(
-        num_rows=len(examples),
-        batch_size=config.data.train_batch_size,
-        shuffle=config.data.shuffle,
-        seed=config.run.seed,
-    )
-    return [examples[row] for row in sampler.rows(step)]
+    return _examples_of_step(config.data.model_dump_json(), config.run.seed, step)
+
+
+@lru_cache(maxsize=4)
+def _examples_of_step(data: str, seed: int, step: int) -> list[Example]:
+    """Several stages of a step ask."""
+    wanted = Data.model_validate_json(data)
+    dataset = load_once(tuple(wanted.train_files), wanted.prompt_key)
+    return dataset.examples(sampler_of(wanted, dataset.sizes, seed).rows(step))
 
 
 def training_prompts(config: Config, tokenizer: Tokenizer) -> PromptIds:
@@ -89,15 +101,16 @@ def training_prompts(config: Config, tokenizer: Tokenizer) -> PromptIds:
 @lru_cache(maxsize=1)
 def _training_prompts(files: tuple[str, ...], prompt_key: str, max_length: int, tokenizer: Tokenizer) -> PromptIds:
     ids = PromptIds(tokenizer, max_length)
-    for example in heapq.nlargest(_NUM_CHECKED, load_once(files, prompt_key), key=_num_characters):
+    seen = islice(read_examples(files, prompt_key), _NUM_SEEN)
+    for example in heapq.nlargest(_NUM_CHECKED, seen, key=_num_characters):
         ids.of(example)
     return ids
 
 
 @lru_cache(maxsize=2)
-def load_once(files: tuple[str, ...], prompt_key: str) -> Sequence[Example]:
-    """The examples of these files, kept by the process: the training and the validation data."""
-    return list(read_examples(files, prompt_key))
+def load_once(files: tuple[str, ...], prompt_key: str) -> Dataset:
+    """The training or the validation data, opened once by the process."""
+    return Dataset(files, prompt_key)
 
 
 def _num_characters(example: Example) -> int:

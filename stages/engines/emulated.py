@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.segment import EMULATED_NAME
 from pipeline.gps.store import Reader

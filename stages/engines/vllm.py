@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.config import Verdict
+from pipeline.config_reward import Verdict
 from pipeline.core.errors import ConfigError
 
 

@@ -192,7 +192,7 @@ def test_a_shift_takes_the_time_it_is_told(rig: Rig) -> None:
 SHIFT = """
 import sys
 from pathlib import Path
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
 from stages.engines.emulated import EmulatedEngine
 
@@ -249,7 +249,7 @@ def test_each_phase_of_a_shift_has_a_kill_point(rig: Rig, point: str, lived: lis
 def test_an_engine_can_die_or_hang(rig: Rig) -> None:
     code = """
 import sys
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
 from stages.engines.base import Request
 from stages.engines.emulated import EmulatedEngine

@@ -15,7 +15,7 @@ LIMIT_S = 0.5
 
 ENGINE = """
 import contextlib, ctypes, os, queue, sys, threading, time
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
 from stages.engines.base import Request
 from stages.engines.emulated import EmulatedEngine

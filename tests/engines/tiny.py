@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import EngineOptions
+from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Reader, Store
 from stages.engines import vllm_start
 from stages.engines.base import Engine, Output, Request

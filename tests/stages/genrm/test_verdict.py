@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import Verdict
+from pipeline.config_reward import Verdict
 from pipeline.core.errors import ConfigError
 from stages.genrm.verdict import Failure, FailureType, Score, check_verdict, middle, parse, regex
 
