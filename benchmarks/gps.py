@@ -1,6 +1,7 @@
-"""Weights in shared memory: `python benchmarks/gps.py [--reads 100000 1000] [--real]`. About two minutes.
+"""Weights in shared memory: `python benchmarks/gps.py [--part NAME ...] [--reads 100000 1000] [--real]`.
 
-<size> is 1MiB or 64MiB: of the model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
+Parts: stress, kills, copies, cycle, plans. All of them take about three minutes. <size> is 1MiB or 64MiB: of the
+model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
 
   reads/<size>            reads under a writer that never rests, by three processes; every word is compared
   torn/<size>             reads with words of two versions, or of none
@@ -19,6 +20,14 @@
   cycle/opened_elsewhere  files outside /dev/shm that agent, zygote, trainer and engine opened in one cycle of
                           publish ▶ seal ▶ load, under strace. Emulated; with --real the quickstart's policy in vLLM
   cycle_ms/p50            such a cycle without strace
+  plan_s/<model>/cold     the first transfer plan for eight replicas on four nodes that hold everything: Qwen2.5-7B
+                          (a replica has one rank), 72B (eight) and Qwen3-30B-A3B (four, experts whole); median of five
+  plan_layouts_s/<model>  before it, the layouts of these nodes and of a replica
+  plan_ms/<model>/cached  a plan for replicas that stand in the same way, under other numbers
+  plan_balance/<model>/<situation>/<copies>   the largest load of a holder over the mean; <copies> of each tensor on
+                          four nodes. one_new: one replica on one of them; new_node: on a fifth; dead_holder: eight
+                          replicas, a holder lost; uneven: three, one, one and none on the nodes
+  plan_of_bound/...       the plan's makespan over the lower bound
   load                    the machine's load average (1 min) before
 """
 
@@ -35,6 +44,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gps_plans import PLAN_MUST, measure_plans, plan_figures
 from harness import Must, main, parser, percentile
 
 from pipeline.gps.store import Store
@@ -58,7 +68,9 @@ MUST = {
     "reader_kill_ms/p50": Must(at_most=10),
     **{f"{kind}_of_memcpy/{size}": Must(at_least=0.8) for kind in ("write", "read") for size in SIZES},
     "cycle/opened_elsewhere": Must(at_most=0),
+    **PLAN_MUST,
 }
+PARTS = ("stress", "kills", "copies", "cycle", "plans")
 REAL = {
     "model": {"policy": {"path": str(Path(__file__).parents[1] / "configs/quickstart/policy")}},
     "data": {"max_prompt_length": 32},
@@ -83,15 +95,15 @@ def a_store(model: Path) -> Iterator[Store]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "load": os.getloadavg()[0],
-        "stress": {
-            size: measure_stress(nbytes, reads) for (size, nbytes), reads in zip(SIZES.items(), args.reads, strict=True)
-        },
-        "kills": measure_kills(),
-        "copies": {size: measure_copies(nbytes) for size, nbytes in SIZES.items()},
-        "cycle": measure_cycle(REAL if args.real else {}),
+    sizes = zip(SIZES.items(), args.reads, strict=True)
+    parts: dict[str, Callable[[], Any]] = {
+        "stress": lambda: {size: measure_stress(nbytes, reads) for (size, nbytes), reads in sizes},
+        "kills": measure_kills,
+        "copies": lambda: {size: measure_copies(nbytes) for size, nbytes in SIZES.items()},
+        "cycle": lambda: measure_cycle(REAL if args.real else {}),
+        "plans": measure_plans,
     }
+    return {"load": os.getloadavg()[0]} | {part: parts[part]() for part in args.part}
 
 
 def measure_stress(nbytes: int, reads: int) -> list[dict[str, int]]:
@@ -158,31 +170,58 @@ def measure_cycle(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    parts = {
+        "stress": stress_figures,
+        "kills": kill_figures,
+        "copies": copy_figures,
+        "cycle": cycle_figures,
+        "plans": plan_figures,
+    }
     found: dict[str, float | None] = {}
-    for size, readers in raw["stress"].items():
+    for part, figures_of in parts.items():
+        if part in raw:
+            found |= figures_of(raw[part])
+    return found | {"load": raw["load"]}
+
+
+def stress_figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for size, readers in raw.items():
         for key in ("reads", "torn", "mixed", "backward", "late"):
             found[f"{key}/{size}"] = sum(seen[key] for seen in readers)
         found[f"versions/{size}"] = sum(seen["num_versions"] for seen in readers)
-    states = raw["kills"]["writer"]
-    found["writer_kills/num"] = len(states)
-    found["writer_kills/halfway"] = states.count("half written")
-    found["writer_kills/damaged"] = states.count("damaged")
-    for name, q in (("p50", 0.5), ("max", 1.0)):
-        found[f"reader_kill_ms/{name}"] = 1e3 * percentile(raw["kills"]["reader_s"], q)
-    for size, copies in raw["copies"].items():
+    return found
+
+
+def kill_figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    states = raw["writer"]
+    return {
+        "writer_kills/num": len(states),
+        "writer_kills/halfway": states.count("half written"),
+        "writer_kills/damaged": states.count("damaged"),
+        "reader_kill_ms/p50": 1e3 * percentile(raw["reader_s"], 0.5),
+        "reader_kill_ms/max": 1e3 * percentile(raw["reader_s"], 1.0),
+    }
+
+
+def copy_figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for size, copies in raw.items():
         medians = {name: percentile(seconds, 0.5) for name, seconds in copies.items()}
         for copy in ("write", "read"):
             found[f"{copy}_of_memcpy/{size}"] = medians[f"memcpy for {copy}"] / medians[copy]
         found[f"memcpy_gb_s/{size}"] = MODEL_BYTES / medians["memcpy for write"] / 1e9
-    elsewhere = [path for path in raw["cycle"]["opened"] if not path.startswith("/dev/shm/")]
-    found["cycle/opened_elsewhere"] = len(elsewhere)
-    found["cycle_ms/p50"] = 1e3 * percentile(raw["cycle"]["seconds"], 0.5)
-    found["load"] = raw["load"]
     return found
+
+
+def cycle_figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    elsewhere = [path for path in raw["opened"] if not path.startswith("/dev/shm/")]
+    return {"cycle/opened_elsewhere": len(elsewhere), "cycle_ms/p50": 1e3 * percentile(raw["seconds"], 0.5)}
 
 
 if __name__ == "__main__":
     arguments = parser(__doc__ or "")
+    arguments.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
     arguments.add_argument("--reads", type=int, nargs=2, default=[100_000, 1000], help="of 1 MiB and of 64 MiB")
     arguments.add_argument("--real", action="store_true", help="trace a real trainer and a vLLM engine")
     sys.exit(main("gps", arguments.parse_args(), measure, figures, MUST))
