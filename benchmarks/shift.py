@@ -4,7 +4,7 @@ Real controller, agents, workers and engines. configs/quickstart.yaml, shiftable
 of the planner one that moves a block from rollout to reward, or back, every .4 s, whatever runs there. Then on 2 slots
 with two training ranks (`ddp`), where all blocks change every second, while each worker's private memory is sampled
 from outside every 50 ms (a look takes 10 ms of a core, so not where times are measured). With --smollm2, that of
-SmolLM2-135M as policy and judge, one rank, 256 MB of KV. What was measured before is kept, in
+SmolLM2-135M as policy, one rank, 256 MB of KV. What was measured before is kept, in
 benchmarks/out/shift-parts. Keys (of the quickstart; `traced/...` and `smollm2/...` of those runs):
 
   num/between, num/train         shifts rollout to reward and back; to training and back
@@ -121,21 +121,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def smollm2(model: Path) -> list[str]:
-    """Short answers of a model that cannot sort: what is measured are shifts."""
+    """Short answers of a model that cannot sort, judged by the quickstart's judge: what is measured are shifts."""
     model_of = {"path": str(model), "dtype": "float32"}  # in bfloat16 trainer and engine differ too much
     return [
         *SHARED,
         "cluster.slots_per_node=2",
         f"model.policy={json.dumps(model_of)}",
-        f"model.genrm={json.dumps(model_of)}",
         f"rollout.engine.kv_cache_bytes={KV_BYTES}",
         f"reward.genrm.engine.kv_cache_bytes={KV_BYTES}",
         "data.max_prompt_length=96",
         "data.train_batch_size=4",
         "rollout.n=2",
         "rollout.max_response_length=40",
-        "reward.genrm.max_tokens=8",
-        "reward.genrm.temperature=1.0",  # else all answers are alike to this judge, and nothing is learnt
+        "reward.genrm.temperature=1.5",  # else all answers are alike to this judge, and nothing is learnt
         "trainer.updates_per_step=1",
         "trainer.total_training_steps=5",
         "algorithm.max_logprob_diff=10",

@@ -18,8 +18,8 @@ from pipeline.core.iteration import IterationCost
 from pipeline.core.length_model import bins_of
 from pipeline.core.snapshot import RoleView, Snapshot, TrainView
 from pipeline.core.steps import RunPlan
+from pipeline.emulation import Timing
 from pipeline.processes import say
-from pipeline.simulator.cost import cost_model
 from pipeline.simulator.forecast import assumed_lengths, setup_of
 from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K, Lengths, lognormal_mixture
 from pipeline.simulator.priors import NUM_BINS, believed_role
@@ -31,8 +31,6 @@ _TRAIN_S = 1.0  # of a step, where nothing is known: one is measured soon
 _SHIFT_S = 0.1  # of an engine or a trainer on a CPU, either half
 _PROMPT_TOKENS = 300  # as the simulator assumes
 _TOKEN_CHARACTERS = 4  # of a judge's template
-_EMULATED = {"median_tokens": 32.0, "sigma": 0.5, "kv_bytes_per_token": 1024.0, "time_scale": 1.0, "step_s": 0.0}
-"""What an emulated engine does without options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,8 @@ def _of_role(config: Config, role: Role, setup: Setup | None) -> RoleView:
         return replace(believed_role(setup, role), max_num_seqs=engine.max_num_seqs)
     cost, lengths, kv_tokens = SMALL_ENGINE, _lengths(role, what), 0.0
     if engine.name == "emulated":
-        cost, kv_tokens = _emulated_cost(engine), engine.kv_cache_bytes / _option(engine, "kv_bytes_per_token")
+        timing = _timing(engine)
+        cost, kv_tokens = _emulated_cost(timing), engine.kv_cache_bytes / timing.kv_bytes_per_token
     bin_tokens, num_bins = bins_of(lengths.longest, NUM_BINS[role])
     survival = lengths.survival(bin_tokens * np.arange(num_bins + 1, dtype=np.float64)).tolist()
     shared = what.prompt_tokens if engine.enable_prefix_caching and role is Role.ROLLOUT else 0.0
@@ -140,21 +139,22 @@ def _described(config: Config, role: Role) -> _Role:
 
 def _lengths(role: Role, what: _Role) -> Lengths:
     if what.engine.name == "emulated" and what.engine.options.get("script") != "judge":
-        parts = [(1.0, _option(what.engine, "median_tokens"), _option(what.engine, "sigma"))]
-        return lognormal_mixture(parts, what.longest)
+        return lognormal_mixture(_timing(what.engine).parts, what.longest)
     if role is Role.ROLLOUT:
         return assumed_lengths(POLICY_16K, 16_384, what.longest)
     return assumed_lengths(VERDICT_4K, 4096, what.longest)
 
 
-def _emulated_cost(engine: EngineOptions) -> IterationCost:
+def _emulated_cost(timing: Timing) -> IterationCost:
     try:
-        cost = cost_model(str(engine.options.get("profile", "instant"))).slower(_option(engine, "time_scale"))
+        cost = timing.cost()
     except ValueError:  # the engine will say so
         cost = IterationCost()
-    cost = replace(cost, overhead_s=cost.overhead_s + _option(engine, "step_s"))
     return cost if cost.iteration_s(1, 0.0) > 0 else SMALL_ENGINE
 
 
-def _option(engine: EngineOptions, name: str) -> float:
-    return float(engine.options.get(name, _EMULATED[name]))
+def _timing(engine: EngineOptions) -> Timing:
+    try:
+        return Timing.of(engine.options)
+    except ValueError:  # the engine will say so
+        return Timing()

@@ -32,6 +32,7 @@ from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.running import Running
 from pipeline.watching.shifts import Shifts, figures
+from pipeline.watching.usage import Usage
 from pipeline.wire import FromWorker, WorkerExited, WorkerReady
 from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Slept, WakeFailed, Woken
@@ -126,10 +127,16 @@ class Watcher:
             in_pairs=self._mode is ModeName.SHIFTABLE and self._core.plan.staleness > 0,
         )
         self.monitor = Monitor(believed)
+        self._usage = Usage({r.role: r.slots for r in self._core.plan.replicas}, places.size, now)
         self._progress = Progress(self._core, places, version)
         self._running = Running(self._core, places, self._hands, believed)
         self._shifts = Shifts()
         self._planning = Planning(self._core, places, self._config.placement.planner, self._decide)
+
+    def _feed(self, *reports: Report) -> None:
+        assert self.monitor is not None
+        self.monitor.feed(*reports)
+        self._usage.take(reports)
 
     def _heard(self, message: FromWorker | WorkerExited) -> None:
         if self.monitor is None:
@@ -137,7 +144,7 @@ class Watcher:
         now = self._clock()
         match message:
             case Counts():
-                self.monitor.feed(*self._running.heard(message, now))
+                self._feed(*self._running.heard(message, now))
                 self._tell_costs(now)
             case Slept() | Woken() | WakeFailed():
                 self._shifts.heard(message, self._block_of(message.worker), now)
@@ -146,7 +153,7 @@ class Watcher:
                 worker = self._core.fleet.workers.get(message.worker)
                 if message.kv_tokens and worker is not None and worker.role in INFERENCE:
                     known = CacheKnown(at_s=now, role=worker.role, kv_tokens=float(message.kv_tokens))
-                    self.monitor.feed(known)
+                    self._feed(known)
             case WorkerExited():
                 self._running.begun(message.worker)
 
@@ -157,7 +164,7 @@ class Watcher:
             return
         if self._hands.may_have_changed(event, decisions):
             self._move(event, decisions, now)
-        self.monitor.feed(*self._progress.look(now), *self._running.take(event, decisions, now))
+        self._feed(*self._progress.look(now), *self._running.take(event, decisions, now))
         if due := self._planning.due(self._progress):
             judged, published = dict(self._progress.judged), dict(self._progress.published)
             self._in_thread(self._weigh, due, judged, published, self._snapshot(now))
@@ -166,7 +173,7 @@ class Watcher:
         """Blocks may have changed hands."""
         assert self.monitor is not None
         reports: list[Report] = list(self._hands.look(now))
-        self.monitor.feed(*reports)
+        self._feed(*reports)
         if not self._is_shared:
             return
         number, planned = (event.number, dict(event.moves)) if isinstance(event, ev.PlanMade) else (None, {})
@@ -185,7 +192,7 @@ class Watcher:
 
     def _snapshot(self, now: float) -> Snapshot:
         assert self.monitor is not None
-        self.monitor.feed(*self._hands.heard(now), *self._running.picture(now))
+        self._feed(*self._hands.heard(now), *self._running.picture(now))
         return self.monitor.snapshot(now)
 
     # --- what follows ----------------------------------------------------------------------------------------------
@@ -232,7 +239,7 @@ class Watcher:
             return {}
         now = self._clock()
         self._snapshot(now)
-        found = self.monitor.figures(now)
+        found = self.monitor.figures(now) | self._usage.since(now)
         if self._is_shared:
             shifts, asked = self._planning.since()
             found |= figures(shifts) | asked

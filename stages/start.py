@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> E
     else:
         model, options, store = config.model.policy, config.rollout.engine, worker.policy
         length = config.data.max_prompt_length + config.rollout.max_response_length
-    kind = _engine_kind(options.name)
+    kind = _engine_kind(options.name, worker.name)
     with store.read(version, config.limits.publish_s) as reader:
         return kind(
             model.path,
@@ -51,11 +52,11 @@ def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> E
         )
 
 
-def _engine_kind(name: str) -> Callable[..., Engine]:
+def _engine_kind(name: str, worker_name: str) -> Callable[..., Engine]:
     if name == "emulated":
         from stages.engines.emulated import EmulatedEngine
 
-        return EmulatedEngine
+        return partial(EmulatedEngine, name=worker_name)
     from stages.engines.vllm import VllmEngine
 
     return VllmEngine

@@ -46,13 +46,13 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def follow(run: RunFolder, attempt: int, process: Process, out: TextIO = sys.stdout, rows: Rows | None = None) -> int:
+def follow(run: RunFolder, attempt: int, process: Process, out: TextIO | None = None, rows: Rows | None = None) -> int:
     """Show `attempt` of the run until its controller ends; return the exit code. `rows`: those still to be shown.
 
     SIGINT, SIGTERM and SIGHUP go to the controller: the first stops the run in order, the second at once. The run
     goes on though nobody reads the output any more.
     """
-    rows = rows or Rows(run)
+    rows, out = rows or Rows(run), out or sys.stdout
     view = _Guarded(_make_view(run, out), out)
     with _forwarding_signals(process):
         is_told = False

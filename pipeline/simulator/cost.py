@@ -144,14 +144,22 @@ def role_cost(gpu: Gpu, model: ModelShape, num_gpus: int) -> RoleCost:
     )
 
 
-def cost_model(profile: str) -> IterationCost:
-    """`instant`, or `<gpu>:<model>` on one GPU, like `h800:qwen2.5-7b`. Raises ValueError for another name."""
-    if profile == "instant":
-        return IterationCost()
-    gpu, _, model = profile.partition(":")
+def cost_model(profile: str, num_gpus: int = 1) -> IterationCost:
+    """`instant`, or `<gpu>:<model>` like `h800:qwen2.5-7b`. Raises ValueError for another name."""
+    return IterationCost() if profile == "instant" else iteration_cost(*_profile(profile), num_gpus)
+
+
+def train_cost(profile: str) -> TrainCost:
+    """`<gpu>:<model>`. Raises ValueError for another name."""
+    gpu, model = _profile(profile)
+    return TrainCost(gpu=gpu, model=model)
+
+
+def _profile(name: str) -> tuple[Gpu, ModelShape]:
+    gpu, _, model = name.partition(":")
     if gpu not in GPUS or model not in known_models():
         raise ValueError(
-            f"no cost profile {profile!r}; valid: instant, or one of {', '.join(GPUS)}, ':', "
+            f"no cost profile {name!r}; valid: instant, or one of {', '.join(GPUS)}, ':', "
             f"one of {', '.join(known_models())}"
         )
-    return iteration_cost(GPUS[gpu], known_model(model), 1)
+    return GPUS[gpu], known_model(model)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline.config_engine import EngineOptions
 from pipeline.core.errors import UpdateRefused
+from pipeline.emulation import Timing
 from pipeline.gps.segment import EMULATED_NAME
 from pipeline.gps.store import Reader
 from pipeline.kill_points import kill_point
-from pipeline.simulator.cost import cost_model
 from pipeline.wire_shift import Probe
 from stages.ballast import Ballast
 from stages.engines import stream
@@ -27,24 +27,17 @@ from stages.engines.check import check_request, must_be_able_to_sleep, must_be_a
 from stages.engines.faults import Fault, Faults
 from stages.weights.compare import differing
 
+_LATE_S = 0.25
+"""A step that begins so much later than the one before it ended has lost that time."""
 
-class EmulatedOptions(BaseModel):
+
+class EmulatedOptions(Timing):
     """`rollout.engine.options` and `reward.genrm.engine.options` of an emulated engine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    median_tokens: float = 32.0  # of a response; log-normal with `sigma`
-    sigma: float = 0.5
     script: Literal["", "judge"] = ""  # judge: every response is a critique that ends with a verdict
     vocab_size: int = stream.VOCAB_SIZE
-    kv_bytes_per_token: int = 1024
-    profile: str = "instant"  # of pipeline.simulator.cost
-    step_s: float = 0.0  # added to every step
-    time_scale: float = 1.0
     holds_bytes: int = Field(default=0, ge=0)  # of memory, while it is awake
-    sleep_s: float = 0.0  # what a sleep takes
-    wake_s: float = 0.0
-    faults: list[Fault] = []
+    faults: list[Fault] = Field(default=[])
 
 
 @dataclass(slots=True)
@@ -62,7 +55,8 @@ class _Sequence:
 
 
 class EmulatedEngine:
-    """The arguments are those of VllmEngine; `model_path` and `dtype` play no part."""
+    """The arguments are those of VllmEngine; `model_path` and `dtype` play no part. `name`: the
+    replica's, from which follows how its speed is uneven."""
 
     def __init__(
         self,
@@ -76,9 +70,13 @@ class EmulatedEngine:
         structured: bool = True,
         trust_remote_code: bool = False,
         can_sleep: bool = False,
+        name: str = "",
     ) -> None:
         self._options = EmulatedOptions.model_validate(options.options)
-        self._cost = cost_model(self._options.profile)
+        self._cost = self._options.cost()
+        self._parts = self._options.parts
+        self._name = name
+        self._ended = 0.0  # the last step, by the cost model; 0: none that the next one follows at once
         self._faults = Faults(self._options.faults)
         self.kv_tokens = options.kv_cache_bytes // self._options.kv_bytes_per_token
         if self.kv_tokens < max_model_len:
@@ -106,25 +104,27 @@ class EmulatedEngine:
         check_request(request, max_model_len=self._max_model_len, vocab_size=self._options.vocab_size)
         if any(sequence.request.id == request.id for sequence in (*self._running, *self._waiting)):
             raise ValueError(f"request {request.id} is already here")
+        if not self.has_unfinished():
+            self._ended = 0.0
         self._num_requests += 1
         seed = request.seed if request.seed is not None else (self._seed << 64) + self._num_requests
         if request.temperature == 0:
             seed = 0  # greedy: the same whatever the seed
         start = stream.begin(request.prompt_ids, seed, request.stop_ids)
-        length = stream.length_of(seed, self._options.median_tokens, self._options.sigma)
-        left = max(1, length - (len(request.prompt_ids) - start))
+        left = self._length_left(request, seed, len(request.prompt_ids) - start)
         self._waiting.append(_Sequence(request, seed, left, self._script(request)))
 
     def step(self) -> list[Output]:
         must_be_awake(self)
         if not self.has_unfinished():
             return []
+        began = time.monotonic()
         self._num_steps += 1
         self._faults.in_step(self._num_steps)
         self._preempt()
         prefill = self._admit()
         self._work = Work(batch=len(self._running), context=self._held_tokens(), prefill_tokens=prefill)
-        time.sleep(self._step_seconds(self._work))
+        self._pass(began, self._step_seconds(self._work, began))
         outputs = [self._advance(sequence) for sequence in self._running]
         self._running = [s for s, output in zip(self._running, outputs, strict=True) if not output.finish]
         return outputs
@@ -149,6 +149,8 @@ class EmulatedEngine:
         if self.has_unfinished() and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
         self._must_fit(reader)
+        time.sleep(self._options.update_s)
+        self._ended = 0.0
         self._take(reader, probe)
 
     def sleep(self) -> None:
@@ -209,11 +211,21 @@ class EmulatedEngine:
     def _held_tokens(self) -> int:
         return sum(sequence.context for sequence in self._running)
 
+    def _length_left(self, request: Request, seed: int, num_said: int) -> int:
+        """`num_said` tokens of the prompt are of this stream. Others, kept from a stream with another seed, only say
+        how long it is at least."""
+        longer = self._options.uneven.longer(self.version)
+        if request.num_kept > num_said:
+            return stream.length_of(seed, self._parts, longer, request.num_kept) - request.num_kept
+        return max(1, stream.length_of(seed, self._parts, longer) - num_said)
+
     def _script(self, request: Request) -> list[int]:
         if request.choices:
             text = stream.choice_of(request.prompt_ids, request.choices)
         elif self._options.script == "judge":
-            text = stream.verdict_text(request.prompt_ids)
+            text = stream.verdict_text(
+                request.prompt_ids, self._parts if self._options.lengths else (), request.max_tokens
+            )
         else:
             text = ""
         if request.regex and not re.fullmatch(request.regex, text):
@@ -236,9 +248,17 @@ class EmulatedEngine:
             self._running[-1].kv_version = self.version
         return prefill
 
-    def _step_seconds(self, work: Work) -> float:
+    def _step_seconds(self, work: Work, now: float) -> float:
         cost = self._cost.iteration_s(work.batch, work.context) + work.prefill_tokens * self._cost.prefill_s
-        return cost * self._options.time_scale + self._options.step_s
+        return float(cost * self._options.uneven.slower(self._name, now))
+
+    def _pass(self, began: float, seconds: float) -> None:
+        """Until the step's end. What Python took between two steps in a row is part of the seconds: they add up to what
+        the cost model says, unless this process was starved of its processor."""
+        if began - self._ended > _LATE_S:
+            self._ended = began
+        self._ended += seconds
+        time.sleep(max(0.0, self._ended - time.monotonic()))
 
     def _advance(self, sequence: _Sequence) -> Output:
         request, position, count = sequence.request, sequence.context, len(sequence.generated)

@@ -5,6 +5,7 @@ The stream of a seed has a token at every absolute position. Where a prompt ends
 at these positions, they are what was generated before: `begin` finds the place, and lengths count from there.
 """
 
+import itertools
 import math
 import zlib
 from collections.abc import Collection, Sequence
@@ -17,6 +18,9 @@ import numpy as np
 from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
 from pipeline.gps.store import Reader
 
+Parts = Sequence[tuple[float, float, float]]
+_MOST_DRAWS = 1000
+_CRITIQUE = "It was read with care, line by line. "
 BYTE_OFFSET = 3  # byte b is token b + 3; 0 pads, 1 begins, 2 ends
 END_ID = 2
 VOCAB_SIZE = 259
@@ -45,10 +49,26 @@ def begin(prompt_ids: Sequence[int], seed: int, stop_ids: Collection[int]) -> in
     return start
 
 
-def length_of(seed: int, median_tokens: float, sigma: float) -> int:
-    """Tokens of the whole response, the stop token among them; log-normal."""
-    share = (_number("length", seed) + 0.5) / 2**64
-    return max(1, round(median_tokens * math.exp(sigma * NormalDist().inv_cdf(share))))
+def length_of(seed: int, parts: Parts, longer: float = 1.0, more_than: int = 0) -> int:
+    """Tokens of the whole response, the stop token among them. `parts`: share, median and sigma of each part of a
+    log-normal mixture. `more_than`: it is known to have so many, and more: drawn until it has."""
+    for attempt in range(_MOST_DRAWS if more_than else 1):
+        drawn = _draw(seed, attempt, parts)
+        length = max(1, round(longer * drawn))
+        if length > more_than:
+            return length
+    return more_than + 1
+
+
+def _draw(seed: int, attempt: int, parts: Parts) -> float:
+    chosen = parts[0]
+    if len(parts) > 1:
+        share = (_number("part", seed, attempt) + 0.5) / 2**64
+        ends = itertools.accumulate(part[0] for part in parts)
+        chosen = next((part for part, end in zip(parts, ends, strict=True) if share < end), parts[-1])
+    _, median_tokens, sigma = chosen
+    quantile = (_number("length", seed, attempt) + 0.5) / 2**64
+    return median_tokens * math.exp(sigma * NormalDist().inv_cdf(quantile))
 
 
 def logprob_at(version: int, content: int, position: int, token: int) -> float:
@@ -67,10 +87,15 @@ def greedy_answer(reader: Reader) -> tuple[int, float]:
     return 0, -float(np.abs(weights).mean())
 
 
-def verdict_text(prompt_ids: Sequence[int]) -> str:
-    """A judge's critique with its verdict: yes for about half of all prompts."""
-    word = "yes" if _number("verdict", zlib.crc32(pack(f"<{len(prompt_ids)}q", *prompt_ids))) % 2 else "no"
-    return f"It was read with care. Verdict: {word}"
+def verdict_text(prompt_ids: Sequence[int], parts: Parts = (), longest: int = 0) -> str:
+    """A judge's critique with its verdict: yes for about half of all prompts. With `parts`, as long as they say, but at
+    most `longest` tokens, and never without its verdict."""
+    content = zlib.crc32(pack(f"<{len(prompt_ids)}q", *prompt_ids))
+    verdict = f" Verdict: {'yes' if _number('verdict', content) % 2 else 'no'}"
+    if not parts:
+        return f"It was read with care.{verdict}"
+    num_more = min(length_of(content, parts), longest) - len(verdict) - 1  # the stop token
+    return (_CRITIQUE * (max(0, num_more) // len(_CRITIQUE) + 1))[: max(0, num_more)] + verdict
 
 
 def choice_of(prompt_ids: Sequence[int], choices: Sequence[str]) -> str:

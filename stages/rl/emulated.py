@@ -2,7 +2,7 @@
 
 For runs that test the machinery. `trainer.options`:
 
-    step_seconds, sleep_s, wake_s   how long each takes
+    step_seconds, profile, ...      how long it takes (pipeline.emulation.TrainTiming)
     holds_bytes                     memory that it has while it is awake, beside its few weights
     raise_at, die_at                the step that raises, or kills the process
     fault                           die_in_sleep, die_in_wake, hang_in_sleep, hang_in_wake, refuse_wake, or leak (its
@@ -25,6 +25,7 @@ from safetensors.numpy import load, save
 from pipeline.checkpoint import Checkpoint, CheckpointStore
 from pipeline.config import Config
 from pipeline.core.errors import StageFailed, UpdateRefused
+from pipeline.emulation import TrainTiming
 from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
 from pipeline.gps.store import Reader, Writer
 from pipeline.kill_points import kill_point
@@ -39,7 +40,7 @@ from stages.rl.staleness import require_bounded
 
 _UPDATE_SIZE = np.float32(0.01)
 _FAULTS = {"die_in_sleep", "die_in_wake", "hang_in_sleep", "hang_in_wake", "refuse_wake", "leak"}
-_OPTIONS = {"step_seconds", "sleep_s", "wake_s", "holds_bytes", "raise_at", "die_at", "fault", "once"}
+_OPTIONS = {*TrainTiming.model_fields, "holds_bytes", "raise_at", "die_at", "fault", "once"}
 
 
 class EmulatedTrainer:
@@ -60,6 +61,9 @@ class EmulatedTrainer:
             raise ValueError(f"trainer.options {sorted(unknown)} are unknown; valid: {sorted(_OPTIONS)}")
         if self._options.get("fault", "leak") not in _FAULTS:
             raise ValueError(f"trainer.options.fault is {self._options['fault']}; valid: {sorted(_FAULTS)}")
+        self._timing = TrainTiming.model_validate(
+            {name: value for name, value in self._options.items() if name in TrainTiming.model_fields}
+        )
         self.weights = np.zeros(EMULATED_SIZE, np.float32)
         self.version = 0
         self._offload_to = offload_to
@@ -72,7 +76,7 @@ class EmulatedTrainer:
         if step != self.version + 1:
             raise StageFailed(f"step {step} cannot be trained: the trainer holds version {self.version}")
         require_bounded(rows, self.version, self._config.algorithm.staleness)
-        time.sleep(self._options.get("step_seconds", 0.0))
+        began = time.monotonic()
         if step in (self._options.get("raise_at"), self._options.get("die_at")) and self._is_due():
             if step == self._options.get("die_at"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -86,6 +90,8 @@ class EmulatedTrainer:
         if self._config.correction == "decoupled":
             metrics |= {"actor/tis_weight_mean": 1.0, "actor/tis_clipfrac": 0.0, "actor/tis_ess": 1.0}
         self.version = step
+        seconds = self._timing.step_s([(len(row.prompt_ids), len(row.tokens)) for row in rows], began)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
         return metrics | {
             "actor/pg_loss": 0.0,
             "actor/pg_clipfrac": 0.0,
@@ -124,7 +130,7 @@ class EmulatedTrainer:
 
     def sleep(self) -> None:
         self._require_awake()
-        time.sleep(self._options.get("sleep_s", 0.0))
+        time.sleep(self._timing.sleep_s)
         if self._away is None:
             self._away = SharedFile(self._offload_to)
         self._away.reserve(self.weights.nbytes)
@@ -141,7 +147,7 @@ class EmulatedTrainer:
     def wake(self) -> None:
         if not self._is_asleep:
             raise StageFailed("the trainer is awake")
-        time.sleep(self._options.get("wake_s", 0.0))
+        time.sleep(self._timing.wake_s)
         kill_point("up.restore")
         self._fail_if_asked("die_in_wake")
         self._fail_if_asked("hang_in_wake")

@@ -36,7 +36,18 @@ sys.exit(code)
 def test_the_commands_are_these(pivot: Pivot) -> None:
     text = pivot("--help").out
     listed = [line.split()[0] for line in text.split("Commands:")[1].splitlines() if line.strip()]
-    assert listed == ["cancel", "dag", "logs", "plan", "resume", "simulate", "status", "submit", "validate"]
+    assert listed == [
+        "cancel",
+        "compare",
+        "dag",
+        "logs",
+        "plan",
+        "resume",
+        "simulate",
+        "status",
+        "submit",
+        "validate",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,47 @@ def test_steps_take_the_time_of_the_cost_model(rig: Rig) -> None:
     assert 5 * 3 * 0.0080 < time.monotonic() - before < 5 * 3 * 0.0080 + 0.2
 
 
+def test_steps_in_a_row_add_up_to_the_cost_model_whatever_python_takes(rig: Rig) -> None:
+    engine = start(rig, step_s=0.02)
+    engine.add(Request(id="a", prompt_ids=[1] * 10, max_tokens=25))
+    before = time.monotonic()
+    while engine.has_unfinished():
+        engine.step()
+        time.sleep(0.01)
+    assert 25 * 0.02 - 0.001 < time.monotonic() - before < 25 * 0.02 + 0.2
+    time.sleep(0.1)  # it has nothing to do
+    engine.add(Request(id="b", prompt_ids=[1] * 10, max_tokens=1))
+    before = time.monotonic()
+    engine.step()
+    assert time.monotonic() - before >= 0.02, "idle time is no part of a step"
+
+
+def test_lengths_of_a_mixture_and_of_versions(rig: Rig) -> None:
+    parts = [(0.75, 64.0, 0.2), (0.25, 640.0, 0.2)]
+    said = run(start(rig, lengths=parts, grain=4), [ask(f"r{n}", n) for n in range(400)])
+    lengths = [len(o.tokens) for o in said.values()]
+    assert sum(length < 60 for length in lengths) == pytest.approx(300, abs=30), "of 16, the others of 160"
+    assert statistics.median(length for length in lengths if length > 60) == pytest.approx(160, abs=12)
+
+
+def test_what_goes_on_under_another_seed_is_as_long_as_those_that_came_so_far(rig: Rig) -> None:
+    whole = [len(o.tokens) for o in run(start(rig, median_tokens=40), [ask(f"r{n}", n) for n in range(600)]).values()]
+    kept = [ask(f"r{n}", 10_000 + n, prompt=[1, 70, *[90] * 50], num_kept=50) for n in range(600)]
+    rest = [len(o.tokens) for o in run(start(rig, median_tokens=40), kept).values()]
+    longer = [length - 50 for length in whole if length > 50]
+    assert statistics.fmean(rest) == pytest.approx(statistics.fmean(longer), rel=0.15)
+
+
+def test_critiques_are_as_long_as_asked_for_and_end_with_a_verdict(rig: Rig) -> None:
+    engine = start(rig, script="judge", lengths=[(1.0, 120.0, 0.3)])
+    requests = [ask(f"r{n}", 0, prompt=[1, 80, 81 + n], max_tokens=150) for n in range(100)]
+    said = run(engine, requests)
+    texts = [bytes(t - 3 for t in o.tokens[:-1]).decode() for o in said.values()]
+    assert all(text.endswith((" Verdict: yes", " Verdict: no")) for text in texts)
+    assert statistics.median(map(len, texts)) == pytest.approx(119, abs=8) and max(map(len, texts)) <= 149
+    assert {o.finish for o in said.values()} == {"stop"}
+
+
 def test_a_judge_says_a_verdict_that_depends_on_what_it_read(rig: Rig) -> None:
     engine = start(rig, script="judge")
     requests = [ask(f"r{n}", seed=0, prompt=[1, 80, 81 + n]) for n in range(40)]

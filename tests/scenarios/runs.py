@@ -23,7 +23,7 @@ from pipeline.status import start_ticks
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
-_WATCHED = ("role/", "planner/", "shift/")
+_WATCHED = ("alloc/", "role/", "planner/", "shift/")
 """Metrics of what the monitor sees in time."""
 _TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/", *_WATCHED)
 """Metrics that no two runs share."""
