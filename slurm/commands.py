@@ -92,6 +92,14 @@ class Clients:
         """All nodes of the cluster, by name."""
         return self._ask(["sinfo", "--Node", "--all", f"--format={NODE_FORMAT}"], parse_nodes)
 
+    def config(self) -> str:
+        """All settings of the site, as text."""
+        return self._run(["scontrol", "show", "config"])
+
+    def partitions(self) -> list[str]:
+        """Those that this user sees."""
+        return sorted({line.strip().rstrip("*") for line in self._run(["sinfo", "--format=%P", "--noheader"]).split()})
+
     def requeue(self, job: str) -> None:
         """End what runs of the job, and have it start again. Never twice: where it is unknown whether Slurm heard it,
         the outage is raised."""

@@ -133,6 +133,19 @@ def validate(config: tuple[str, ...]) -> int:
 
 
 @commands.command()
+@click.argument("config", nargs=-1, metavar="[CONFIG... [KEY.PATH=VALUE ...]]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+def doctor(config: tuple[str, ...], as_json: bool) -> int:
+    """Look at Python, packages, memory, disk, limits, GPUs, Slurm and MLflow: what is in the way, and what mends it.
+
+    With a CONFIG also whether it is valid here. Exit code 1 if no run could work.
+    """
+    from pipeline.cli.doctor import doctor
+
+    return doctor(config, as_json=as_json)
+
+
+@commands.command()
 @_config_arguments
 def dag(config: tuple[str, ...]) -> int:
     """Print the stages of a step and what each waits for."""

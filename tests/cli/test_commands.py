@@ -40,6 +40,7 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         "cancel",
         "compare",
         "dag",
+        "doctor",
         "logs",
         "plan",
         "resume",
