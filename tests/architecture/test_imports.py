@@ -36,6 +36,7 @@ IMPURE = {
 ENVIRONMENT = {
     "pipeline/config.py",  # what a user may set
     "pipeline/processes.py",  # what a child inherits
+    "pipeline/cli/doctor.py",  # what a run would find there
     "pipeline/kill_points.py",  # where a test kills
     "pipeline/tracking.py",  # MLflow's own limits
     "slurm/again.py",  # how often the job was started again
