@@ -30,6 +30,7 @@ SMALL_ENGINE = IterationCost(overhead_s=3e-3, per_sequence_s=1e-4, prefill_s=2e-
 _TRAIN_S = 1.0  # of a step, where nothing is known: one is measured soon
 _SHIFT_S = 0.1  # of an engine or a trainer on a CPU, either half
 _PROMPT_TOKENS = 300  # as the simulator assumes
+_VERDICT_TOKENS = 256  # of a judge of whom nothing is known
 _TOKEN_CHARACTERS = 4  # of a judge's template
 
 
@@ -121,16 +122,18 @@ def _of_role(config: Config, role: Role, setup: Setup | None) -> RoleView:
 
 
 def _described(config: Config, role: Role) -> _Role:
-    placed, genrm = config.placement.roles, config.reward.genrm
+    placed, genrm, judge = config.placement.roles, config.reward.genrm, config.judge_engine
     prompt = min(_PROMPT_TOKENS, config.data.max_prompt_length / 2)
     longest = config.rollout.max_response_length
     if role is Role.ROLLOUT:
         return _Role(
             engine=config.rollout.engine, num_slots=placed.rollout.slots, longest=longest, prompt_tokens=prompt
         )
+    if genrm is None or judge is None:  # who has no slots is not planned for
+        return _Role(engine=EngineOptions(), num_slots=1, longest=_VERDICT_TOKENS, prompt_tokens=prompt)
     asked = prompt + len(genrm.template) / _TOKEN_CHARACTERS
     return _Role(
-        engine=genrm.engine,
+        engine=judge,
         num_slots=placed.reward.slots,
         longest=genrm.max_tokens,
         prompt_tokens=asked + _lengths(Role.ROLLOUT, _described(config, Role.ROLLOUT)).mean,

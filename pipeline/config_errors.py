@@ -88,13 +88,17 @@ def _short(value: Any) -> str:
 
 
 def _submodel(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    """The section that it is, or may be: one that can be left out is `Section | None`."""
+    for kind in (annotation, *(get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ())):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _item(field: FieldInfo | None) -> type[BaseModel] | None:
-    """The section that each of a list's items is."""
-    args = get_args(field.annotation) if field and get_origin(field.annotation) is list else ()
-    return _submodel(args[0]) if args else None
+    """The section that each item of a list, or of a mapping of names, is."""
+    args = get_args(field.annotation) if field and get_origin(field.annotation) in (list, dict) else ()
+    return _submodel(args[-1]) if args else None
 
 
 def _walk(model: type[BaseModel], path: tuple[str, ...]) -> tuple[FieldInfo | None, type[BaseModel] | None]:
@@ -105,7 +109,7 @@ def _walk(model: type[BaseModel], path: tuple[str, ...]) -> tuple[FieldInfo | No
         if section is not None and key in section.model_fields:
             field = section.model_fields[key]
             section = _submodel(field.annotation)
-        elif section is None and key.isdigit() and (item := _item(field)):
+        elif section is None and (item := _item(field)):
             section = item
         else:
             return field, None

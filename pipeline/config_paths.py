@@ -16,6 +16,7 @@ _INPUTS = (
     ("model", "genrm", "path"),
 )
 _TEMPLATE = ("reward", "genrm", "template")
+_FUNCTIONS = (("evaluate", "function"), ("rollout", "function"))
 
 
 def with_absolute_inputs(tree: Tree, folders: list[Path]) -> Tree:
@@ -23,9 +24,23 @@ def with_absolute_inputs(tree: Tree, folders: list[Path]) -> Tree:
 
     What has a wrong type is left alone: the validation says so. Raises ConfigError for a template that is no file.
     """
-    for place in _INPUTS:
-        tree = _replaced(tree, place, lambda text: _looked_up(text, folders))
+    for key in _INPUTS:
+        tree = _replaced(tree, key, lambda text: _looked_up(text, folders))
+    for place in (*_FUNCTIONS, *_own_functions(tree)):
+        tree = _replaced(tree, place, lambda text: _function_path(text, folders))
     return _replaced(tree, _TEMPLATE, lambda text: _template_text(text, folders))
+
+
+def _own_functions(tree: Tree) -> list[tuple[str, ...]]:
+    reward = tree.get("reward")
+    functions = reward.get("functions") if isinstance(reward, dict) else None
+    return [("reward", "functions", name, "path") for name in functions] if isinstance(functions, dict) else []
+
+
+def _function_path(text: str, folders: list[Path]) -> str:
+    """`path/to/file.py:name` with the file's whole path; `module:name` as it is."""
+    file, _, name = text.rpartition(":")
+    return f"{_looked_up(file, folders)}:{name}" if file.endswith(".py") else text
 
 
 def _replaced(tree: Tree, path: tuple[str, ...], change: Callable[[str], str]) -> Tree:

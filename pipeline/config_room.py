@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet, Replicas
-from pipeline.core.modes import SHARED, ModeName, fill
+from pipeline.core.modes import SHARED, ModeName, fill, shared_roles
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -16,16 +16,20 @@ def replicas_of(config: "Config", num_nodes: int = 0) -> tuple[Replicas, ...]:
     roles, cluster = config.placement.roles, config.cluster
     wanted = (
         Replicas(role=Role.ROLLOUT, replicas=roles.rollout.replicas, slots=roles.rollout.slots),
-        Replicas(role=Role.REWARD, replicas=roles.reward.replicas, slots=roles.reward.slots),
+        Replicas(role=Role.REWARD, replicas=roles.reward.replicas, slots=reward_slots(config)),
         Replicas(role=Role.TRAIN, replicas=config.trainer.ranks, slots=roles.train.slots),
     )
     return fill(ModeName(config.placement.mode), wanted, [cluster.slots_per_node] * (num_nodes or cluster.nodes))
 
 
+def reward_slots(config: "Config") -> int:
+    """Of a reward replica."""
+    return config.placement.roles.reward.slots if config.judge_engine is not None else 0
+
+
 def block_slots(config: "Config") -> int:
     """Slots that change hands together."""
-    roles = config.placement.roles
-    return max(roles.rollout.slots, roles.reward.slots)
+    return max(config.placement.roles.rollout.slots, reward_slots(config))
 
 
 def room_faults(config: "Config") -> Iterator[str]:
@@ -46,15 +50,15 @@ def room_faults(config: "Config") -> Iterator[str]:
 
 def _of_own_slots(config: "Config") -> Iterator[str]:
     cluster, roles = config.cluster, config.placement.roles
-    train = config.trainer.ranks * roles.train.slots
-    wanted = train + sum(role.replicas * role.slots for role in (roles.rollout, roles.reward))
+    train, reward = config.trainer.ranks * roles.train.slots, reward_slots(config)
+    wanted = train + roles.rollout.replicas * roles.rollout.slots + roles.reward.replicas * reward
     have = cluster.nodes * cluster.slots_per_node
     if wanted > have:
         yield (
             f"placement.roles and trainer.ranks want {wanted} slots, the cluster has {have} "
             f"(cluster.nodes {cluster.nodes} x cluster.slots_per_node {cluster.slots_per_node})"
         )
-    wanted = train + roles.rollout.slots + roles.reward.slots
+    wanted = train + roles.rollout.slots + reward
     have = cluster.min_nodes * cluster.slots_per_node
     if cluster.min_nodes and wanted > have:
         yield (
@@ -72,7 +76,15 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
             f"placement.mode {mode} needs cluster.slurm.launcher: agent; workers that are steps of their own do not "
             "share their slots"
         )
+    if config.judge_engine is None and Role.REWARD in SHARED[ModeName(mode)] and mode != "colocated":
+        yield (
+            f"placement.mode {mode} gives slots to the judge by turns, and it has none here: valid are disaggregated, "
+            "colocated and trainer_pool"
+        )
+        return
     size, sizes = block_slots(config), {name: getattr(roles, name).slots for name in ("rollout", "reward", "train")}
+    if config.judge_engine is None:
+        del sizes["reward"]
     trains_there = Role.TRAIN in SHARED[ModeName(mode)]
     for name, num in sizes.items():
         if size % num and (num % size or (name == "train" and trains_there)):
@@ -98,7 +110,7 @@ def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
     cluster = config.cluster
     mode = ModeName(config.placement.mode)
     wanted = replicas_of(config, num_nodes)
-    fleet = Fleet(wanted, SHARED[mode])
+    fleet = Fleet(wanted, shared_roles(mode, wanted))
     for number in range(num_nodes):
         fleet.join(str(number), cluster.slots_per_node)
     fleet.place()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.compose import Tree, merge, nest
 from pipeline.config_room import replicas_of
 from pipeline.core.events import Role
-from pipeline.core.modes import SHARED, ModeName
+from pipeline.core.modes import ModeName, shared_roles
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -28,15 +28,22 @@ def with_strict_defaults(tree: Tree) -> Tree:
         at = tree
         for key in section:
             at = at.get(key, {}) if isinstance(at, dict) else {}
+        if "genrm" in section and not _has_judge(tree):
+            continue
         if isinstance(at, dict) and name not in at:
             tree = merge(tree, nest((*section, name), value))
     return tree
 
 
+def _has_judge(tree: Tree) -> bool:
+    reward = tree.get("reward")
+    return isinstance(reward, dict) and isinstance(reward.get("genrm"), dict)
+
+
 def strict_faults(config: "Config") -> Iterator[str]:
     """What in a strict run's configuration keeps it from being strict."""
-    for name, model in (("policy", config.model.policy), ("genrm", config.model.genrm)):
-        if model.dtype != "float32":
+    for name, model in (("policy", config.model.policy), ("genrm", config.judge_model)):
+        if model is not None and model.dtype != "float32":
             yield f"model.{name}.dtype is {model.dtype}, must be float32"
     if config.algorithm.staleness:
         yield f"algorithm.staleness is {config.algorithm.staleness}, must be 0"
@@ -44,16 +51,18 @@ def strict_faults(config: "Config") -> Iterator[str]:
         yield f"placement.admission is {config.placement.admission}, must be barrier"
     if config.rollout.on_update != "recompute":
         yield f"rollout.on_update is {config.rollout.on_update}, must be recompute"
-    is_shared = SHARED[ModeName(config.placement.mode)]
-    for placed in replicas_of(config):
+    replicas = replicas_of(config)
+    is_shared = shared_roles(ModeName(config.placement.mode), replicas)
+    for placed in replicas:
         if placed.role is Role.TRAIN or placed.replicas == 1:
             continue
         if placed.role in is_shared:
             yield f"placement.mode {config.placement.mode} gives {placed.role} {placed.replicas} replicas, must be 1"
         else:
             yield f"placement.roles.{placed.role}.replicas is {placed.replicas}, must be 1"
-    for path, engine in zip(_ENGINES, (config.rollout.engine, config.reward.genrm.engine), strict=True):
-        place = ".".join(path)
+    if config.reward.genrm is not None and config.reward.genrm.endpoint is not None:
+        yield "reward.genrm.endpoint is set: what a server answers cannot be repeated"
+    for place, engine in config.engines.items():
         if engine.enable_prefix_caching:
             yield f"{place}.enable_prefix_caching is true, must be false"
         for option in _TIMED_OPTIONS:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from pipeline.begin import Begun, Cluster, begin
 from pipeline.checkpoint import Newest, store_of
 from pipeline.config import Config
+from pipeline.config_engine import EngineOptions
 from pipeline.config_room import block_slots, replicas_of
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.errors import PivotError, RunError
-from pipeline.core.events import INFERENCE
+from pipeline.core.events import Role
 from pipeline.core.fleet import Capacity
 from pipeline.core.modes import ModeName
 from pipeline.core.worker import WorkerState
@@ -55,8 +56,9 @@ Launch = Callable[[str, str, str], None]
 
 
 def make_plan(config: Config) -> RunPlan:
-    engines = config.rollout.engine, config.reward.genrm.engine
-    longest = config.rollout.max_response_length, config.reward.genrm.max_tokens
+    capacities = {Role.ROLLOUT: _capacity(config.rollout.engine, config.rollout.max_response_length)}
+    if config.judge_engine is not None and config.reward.genrm is not None:
+        capacities[Role.REWARD] = _capacity(config.judge_engine, config.reward.genrm.max_tokens)
     return RunPlan(
         total_steps=config.trainer.total_training_steps,
         sequences_per_step=config.sequences_per_step,
@@ -78,11 +80,12 @@ def make_plan(config: Config) -> RunPlan:
         block_slots=block_slots(config),
         has_planner=config.placement.mode == "shiftable",
         is_strict=config.is_strict,
-        capacities={
-            role: Capacity(max_num_seqs=engine.max_num_seqs, longest=num_tokens)
-            for role, engine, num_tokens in zip(INFERENCE, engines, longest, strict=True)
-        },
+        capacities=capacities,
     )
+
+
+def _capacity(engine: EngineOptions, longest: int) -> Capacity:
+    return Capacity(max_num_seqs=engine.max_num_seqs, longest=longest)
 
 
 class Controller:
@@ -173,6 +176,7 @@ class Controller:
             start_node=self.nodes.start,
             end_node=self.nodes.end,
             copies=self.nodes.copies,
+            keep_judged=self.tracking.log_judged,
         )
         self.watcher = self.shell.watcher = Watcher(self.core, self.config, self.shell.post, self.run)
         self._opened.callback(self.watcher.close)

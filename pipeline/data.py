@@ -12,9 +12,6 @@ A column may be left out (not the prompt), never null; any other column is refus
 """
 
 import difflib
-import importlib.machinery
-import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +20,7 @@ from typing import Any, Final, TypedDict
 from pipeline.config import Config, Data
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.data_files import read_rows
+from pipeline.own_code import check_function
 
 ROLES: Final = ("system", "user", "assistant")
 _TEXT_COLUMNS: Final = ("data_source", "ability")
@@ -96,7 +94,7 @@ def check_evaluate(config: Config) -> None:
     """What evaluation and the measurement of the judge need. Raises ConfigError (DataError for the files)."""
     wanted, data = config.evaluate, config.data
     if wanted.function:
-        _check_function(wanted.function, config.run.code_path)
+        check_function("evaluate.function", wanted.function, config.run.code_path)
     if not wanted.freq:
         return
     if not data.val_files:
@@ -111,17 +109,6 @@ def check_evaluate(config: Config) -> None:
                 f"{example.place}, column reward_model: no ground_truth; valid: a text in each of the first "
                 f"{wanted.num_prompts} rows of data.val_files (evaluate.num_prompts)"
             )
-
-
-def _check_function(path: str, code_path: Sequence[str]) -> None:
-    """The top module must be findable; it is not imported, because user code runs in workers only."""
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", path):
-        raise ConfigError(f"evaluate.function {path!r}: valid is module:name, such as stages.checkers:digit_sort")
-    top = path.split(".")[0].split(":")[0]
-    if top not in sys.modules and importlib.machinery.PathFinder.find_spec(top, [*code_path, *sys.path]) is None:
-        raise ConfigError(
-            f"evaluate.function {path!r}: no module {top!r} in run.code_path {list(code_path)} or installed"
-        )
 
 
 def read_examples(files: Iterable[str], prompt_key: str) -> Iterator[Example]:

@@ -5,7 +5,7 @@ their own prefixes (`genrm/`, `queue/`, `mismatch/`, `tracking/`).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -19,8 +19,9 @@ _Pieces = dict[str, list[tuple[float, float]]]
 _TIMING = {"checkpoint": "save_checkpoint", "batch": "queue", "record": "queue"}
 """Stages whose time has another name; `queue` is the writing of batches and rows to the queue's index."""
 _WORKING = ("prompts", "rollout", "reward", "train", "publish", "evaluate")
-_COUNTS = ("rollout/num_", "genrm/num_", "genrm/failed_")
+_COUNTS = ("rollout/num_", "genrm/num_", "genrm/failed_", "reward/num_", "reward/sum_")
 """Additive: every replica reports its own share."""
+_SUM = "reward/sum_"
 TRAINED, DROPPED = "queue/num_trained", "queue/num_dropped"
 
 
@@ -55,7 +56,7 @@ def step_row(
     row["queue/depth"] = float(parts.queue_depth)
     row[TRAINED], row[DROPPED] = map(float, parts.num_sequences)
     pieces = _pieces(spans, began, ended)
-    row |= _judge(row) | _times(pieces, began, ended)
+    row |= dict(_means(row)) | _judge(row) | _times(pieces, began, ended)
     row["timing_s/control"] += _idle(row, pieces)
     if "response_length/mean" in row and "train/num_sequences" in row:
         tokens = round(row["response_length/mean"] * row["train/num_sequences"])
@@ -88,6 +89,13 @@ def _judge(row: Mapping[str, float]) -> dict[str, float]:
         "genrm/false_negative_rate": ("genrm/num_false_negative", "genrm/num_correct"),
     }
     return {name: row.get(part, 0.0) / row[whole] for name, (part, whole) in rates.items() if row.get(whole)}
+
+
+def _means(row: dict[str, float]) -> Iterator[tuple[str, float]]:
+    """Of each reward function and of each figure that it gave, in place of the sums."""
+    for name in [name for name in row if name.startswith(_SUM)]:
+        function, _, figure = name.removeprefix(_SUM).partition("/")
+        yield f"reward/{function}/{figure or 'mean'}", row.pop(name) / row[f"reward/num_scored_{function}"]
 
 
 def _pieces(spans: Iterable[Span], began: float, ended: float) -> _Pieces:

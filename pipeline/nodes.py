@@ -225,7 +225,7 @@ class Nodes:
         try:
             newest = self.restored if life.is_first else await asyncio.to_thread(self.newest)
             life.version = newest.step
-            model, copies = self.config.model, str(self.run.cache)
+            model, judge, copies = self.config.model, self.config.judge_model, str(self.run.cache)
             path = await asyncio.to_thread(local_model, newest.path, copies) if newest.step else model.policy.path
         except Exception as error:  # whatever a remote file system raises
             self._lose(life, f"there are no weights for it: {type(error).__name__}: {error}")
@@ -234,8 +234,8 @@ class Nodes:
             policy=path,
             policy_dtype=model.policy.dtype,
             version=newest.step,
-            genrm=model.genrm.path,
-            genrm_dtype=model.genrm.dtype,
+            genrm=judge.path if judge else "",
+            genrm_dtype=judge.dtype if judge else "",
             preload=of_zygote(self.config),
             has_mover=self.config.cluster.nodes > 1,
         )

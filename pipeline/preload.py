@@ -12,15 +12,14 @@ def of_zygote(config: Config) -> list[str]:
     movers = ["stages.weights.mover"] if config.cluster.nodes > 1 else []
     if config.by_steps:
         return movers
-    engines = {config.rollout.engine.name, config.reward.genrm.engine.name}
-    starts = _starts(config, sorted(engines), has_trainer=True)
+    starts = _starts(config, sorted({engine.name for engine in config.engines.values()}), has_trainer=True)
     return [*starts, *_paths(list(Role)), *movers, "stages.worker", "pipeline.queue.client"]
 
 
 def of_worker(config: Config, role: Role) -> list[str]:
     """What one that is no fork needs."""
-    engines = {Role.ROLLOUT: [config.rollout.engine.name], Role.REWARD: [config.reward.genrm.engine.name]}
-    starts = _starts(config, engines.get(role, []), has_trainer=role is Role.TRAIN)
+    engine = {Role.ROLLOUT: config.rollout.engine, Role.REWARD: config.judge_engine}.get(role)
+    starts = _starts(config, [engine.name] if engine else [], has_trainer=role is Role.TRAIN)
     return [*starts, *_paths([role]), "stages.worker", "pipeline.queue.client"]
 
 

@@ -93,7 +93,9 @@ def _digests(config: Config) -> Digests:
             found["data.train_files"][file] = read_digest(file)
         except NoSuchFile:
             continue
-    for name, model in (("policy", config.model.policy), ("genrm", config.model.genrm)):
+    for name, model in (("policy", config.model.policy), ("genrm", config.judge_model)):
+        if model is None:
+            continue
         folder = Path(model.path)
         files = sorted(file for form in _MODEL_FILES for file in folder.glob(form)) if model.path != EMULATED else []
         found[f"model.{name}.path"] = {str(file): _model_digest(file) for file in files}

@@ -20,7 +20,7 @@ def key_params(config: Config) -> dict[str, Any]:
         "cluster.kind": config.cluster.kind,
         "model.policy.path": config.model.policy.path,
         "model.policy.dtype": config.model.policy.dtype,
-        "model.genrm.path": config.model.genrm.path,
+        "model.genrm.path": config.judge_model.path if config.judge_model else "",
         "data.train_batch_size": config.data.train_batch_size,
         "rollout.n": config.rollout.n,
         "rollout.temperature": config.rollout.temperature,

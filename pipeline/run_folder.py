@@ -1,6 +1,6 @@
 """Where everything of a run lies. The folder is 0700, its files 0600; names never leave this file.
 
-config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  attempt_K  ENDED  secrets/
+config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  judge_samples.jsonl  attempt_K  ENDED  secrets/
 mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
 planner/{choice.json,decisions.jsonl}   cache/   .reserve (of a live run)
@@ -56,6 +56,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def judge_samples(self) -> Path:
+        """Some verdicts of each step, whole, for people to read."""
+        return self.path / "judge_samples.jsonl"
 
     @property
     def ended(self) -> Path:

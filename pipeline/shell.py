@@ -99,6 +99,7 @@ class Shell:
         start_node: Callable[[str], None],
         end_node: Callable[[str, str], None],
         copies: Copies,
+        keep_judged: Callable[[int, list[dict[str, Any]]], None] = lambda step, samples: None,
     ) -> None:
         self.core, self.config, self.attempt = core, config, attempt
         self.executor: Executor
@@ -112,6 +113,7 @@ class Shell:
         self.ended: asyncio.Future[de.EndRun] = asyncio.get_running_loop().create_future()
         self._journal, self._send, self._make_row, self._export = journal, send, make_row, export
         self._start_node, self._end_node, self._copies = start_node, end_node, copies
+        self._keep_judged = keep_judged
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._probes: dict[int, Probe] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -370,6 +372,8 @@ class Shell:
         metrics = dict(result.get("metrics", {})) if ok else {}
         if task.stage != "checkpoint":  # the step's row is durable before its checkpoint is begun
             self.step_parts(task.step).metrics.setdefault(task.stage, []).append(metrics)
+        if ok and (samples := result.get("samples")):
+            self._keep_judged(task.step, samples)
         if ok and "probe" in result:
             self._probes[task.step] = msgspec.convert(result["probe"], Probe)
         self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=_cause_first(error)))

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ _LONGEST_NAME = 250
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 _LONGEST_TROUBLE = 300
 _SAMPLES_AT_ONCE = 100
+_JUDGED = "judge_samples.json"
+_MOST_JUDGED = 128
+"""Rows of that table: it is written anew with each step."""
 _MOST_SAMPLES = 720
 """Two hours of the nodes' load may wait; of a longer outage, every second sample is kept, then every fourth, ..."""
 
@@ -108,6 +111,7 @@ class Tracking:
         self._is_off = config.tracking.uri == "none"
         self._pending: deque[tuple[int, Row]] = deque()
         self._samples: list[tuple[float, dict[str, float]]] = []
+        self._has_judged = False
         self._num_points = 0
         """Of all that waits."""
         self._wake = threading.Condition()
@@ -142,6 +146,15 @@ class Tracking:
             self._pending.append((step, row))
             self._num_points += len(row)
             self._wake.notify()
+
+    def log_judged(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Some verdicts of the step: into the run's folder, and from there the newest ones into a table of MLflow."""
+        with suppress(OSError):  # of a disk that is full the rows say so
+            with open(self._run.judge_samples, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"step": step, **sample}) + "\n" for sample in samples)
+            with self._wake:
+                self._has_judged = True
+                self._wake.notify()
 
     def open(self) -> None:
         """Start the thread. Importing and opening MLflow takes seconds of one core: call it once the engines are up."""
@@ -197,7 +210,7 @@ class Tracking:
                     if self._end is not None:
                         self._wake.wait(min(self._retry_s, 0.5))
                 else:
-                    self._wake.wait_for(lambda: self._pending or self._samples or self._end)
+                    self._wake.wait_for(lambda: self._pending or self._samples or self._end or self._has_judged)
 
     def _send_all(self, session: "_Session") -> None:
         while self._pending:
@@ -208,6 +221,9 @@ class Tracking:
                 self._pending.popleft()
                 self._num_points -= len(row)
         session.describe()
+        if self._has_judged:
+            self._has_judged = False
+            session.send_judged()
         while samples := self._samples[:_SAMPLES_AT_ONCE]:
             session.send_load(samples)
             with self._wake:
@@ -301,6 +317,21 @@ class _Session:
             step = (at_ms - self._began_ms) // 1000
             metrics += [self._mlflow.entities.Metric(metric_name(k), v, at_ms, step) for k, v in row.items()]
         self._log(metrics)
+
+    def send_judged(self) -> None:
+        """The newest of the run's samples of verdicts, as a table."""
+        try:
+            lines = self._run.judge_samples.read_bytes().split(b"\n")[:-1][-_MOST_JUDGED:]
+            rows = [json.loads(line) for line in lines]
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}
+            self.client.log_dict(self.run_id, table, _JUDGED)
+            shown = json.dumps([{"path": _JUDGED, "type": "table"}])
+            self.client.set_tag(self.run_id, "mlflow.loggedArtifacts", shown)
+        except Exception as error:  # as of config.yaml
+            if _JUDGED not in self._refused:
+                self._refused.add(_JUDGED)
+                _say(f"{_JUDGED} is not among MLflow's artifacts: {type(error).__name__}: {error}")
 
     def _log(self, metrics: list[Any]) -> None:
         for start in range(0, len(metrics), _BATCH):

@@ -20,7 +20,7 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.iteration import IterationCost
-from pipeline.core.modes import SHARED, ModeName
+from pipeline.core.modes import ModeName, shared_roles
 from pipeline.core.monitor import Monitor
 from pipeline.core.reports import CacheKnown, Report
 from pipeline.core.snapshot import Snapshot
@@ -66,7 +66,8 @@ class Watcher:
         self._fault, self._decide = fault or self._say_once, decide
         self._has_failed = False
         self._mode = ModeName(config.placement.mode)
-        self._is_shared = bool(SHARED[self._mode])
+        self._shared = shared_roles(self._mode, core.plan.replicas)
+        self._is_shared = bool(self._shared)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         attempts = run.attempts()
         self._book = Book(run.decisions, attempts[-1] if attempts else 0, say)
@@ -115,7 +116,7 @@ class Watcher:
         from pipeline.beliefs import believe  # numpy, which the queue's client has loaded by now
         from pipeline.watching.plans import Planning
 
-        self._places = places = Places(self._core, SHARED[self._mode])
+        self._places = places = Places(self._core, self._shared)
         self._hands = Hands(places)
         believed = believe(
             self._config,

@@ -53,11 +53,9 @@ def worker_environment(config: Tree, cache: Path, temporary: Path) -> dict[str, 
 
     `config` is the resolved one as it is: it was validated at submit, and loading the schema would cost 0.3 s.
     """
-    kinds = {
-        config["rollout"]["engine"]["name"],
-        config["reward"]["genrm"]["engine"]["name"],
-        config["trainer"]["strategy"],
-    }
+    judge = config["reward"]["genrm"]
+    kinds = {config["rollout"]["engine"]["name"], config["trainer"]["strategy"]}
+    kinds |= {judge["engine"]["name"]} if judge and not judge["endpoint"] else set()
     engine_env = {}
     if kinds != {"emulated"}:
         engine_env = importlib.import_module(_ENGINE_START).environment(str(cache))

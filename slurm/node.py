@@ -187,7 +187,8 @@ class Node:
             ("policy", welcome.policy, welcome.policy_dtype, welcome.version, 2),
             ("genrm", welcome.genrm, welcome.genrm_dtype, 0, 1),
         ):
-            self._stores.append(Store.create(f"{self._gps}-{kind}", path, dtype, version, slots))
+            if path:
+                self._stores.append(Store.create(f"{self._gps}-{kind}", path, dtype, version, slots))
         return time.monotonic() - start
 
     async def _beat(self) -> NoReturn:
@@ -313,7 +314,7 @@ class Node:
             env=env,
         )
         log = place.run.process_log(place.attempt, place.node, start.worker)
-        if place.door is None or start.worker == wire.MOVER:
+        if place.door is None or not start.slots:
             await self._workers.fork(order, log)
         else:
             door = self._workers.expect(order, log)

@@ -1,24 +1,30 @@
-"""Reward: the generative judge reads each response and generates a verdict, or fails in a way that has a type."""
+"""Reward: each response is scored by the judge, the user's functions or both, or fails in a way that has a type."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from statistics import fmean
 
 from pipeline.config import Config
-from pipeline.core.errors import StageFailed
+from pipeline.config_reward import GENRM
 from pipeline.core.events import Finish, SegmentInfo, VerdictInfo
+from pipeline.data import Example
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow, State, VerdictRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
-from stages.engines.base import Output, Request
+from stages.engines.base import Output
 from stages.exact import ExactChecker
 from stages.genrm import verdict as verdicts
 from stages.genrm.measurement import Measurement
-from stages.genrm.prompt import JudgePrompt
 from stages.genrm.verdict import Failure, FailureType, Score
 from stages.prompts import examples_of_step
+from stages.scoring.base import Answer, Give, Question, Source
+from stages.scoring.endpoint import EndpointJudge
+from stages.scoring.engine import EngineJudge
+from stages.scoring.functions import FunctionSource
+from stages.scoring.opponents import Opponents
+from stages.scoring.samples import Samples
 from stages.serving import GROUP_S, Inbox, returned, seed_of, serve
 from stages.text import decode_response, load_tokenizer
 
@@ -27,21 +33,33 @@ def reward(task: TaskContext, spec: StageSpec) -> StageResult:
     """Judge dispatched sequences until the order to end."""
     service = Reward(task, spec)
     serve(task, service, service.inbox)
-    return {"metrics": service.metrics()}
+    return {"metrics": service.metrics(), "samples": service.samples.kept}
 
 
 @dataclass(slots=True)
-class _Trial:
-    """One try to judge one sequence. `is_late`: its time is up and it is being aborted."""
+class _Asked:
+    """One try of one question."""
 
-    id: str
+    source: Source
+    question: Question
+    number: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A sequence that is being scored: the questions that are not answered yet, and what was said so far.
+
+    `is_returned`: one was taken back, so that the sequence is too.
+    """
+
     row: SequenceRow
     turn: int
-    prompt_ids: list[int]
-    number: int
-    deadline: float
-    is_late: bool = False
-    tokens: list[int] = field(default_factory=list)
+    response: str
+    asked: dict[str, _Asked] = field(default_factory=dict)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, list[FailureType]] = field(default_factory=dict)
+    critiques: list[Answer] = field(default_factory=list)
+    is_returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,177 +73,224 @@ class _Ended:
 
 
 class Reward:
-    """The sequences of one reward task: `_running` in the engine, `_ended` but not yet put and reported."""
+    """The sequences of one reward task: `_open` while sources are asked, `_ended` but not yet put and reported."""
 
     def __init__(self, task: TaskContext, spec: StageSpec) -> None:
         config: Config = task.worker.config
         self.inbox: Inbox = Inbox()
+        self.samples = Samples()
         self._task, self._spec, self._worker, self._config = task, spec, task.worker, config
-        self._genrm = config.reward.genrm
-        self._regex = verdicts.regex(self._genrm.verdict) if self._genrm.verdict.structured else ""
-        self._tokenizer = task.worker.tokenizer
+        self._reward, self._genrm = config.reward, config.reward.genrm
         self._policy = load_tokenizer(config.model.policy.path, config.model.trust_remote_code)
-        self._prompt = JudgePrompt(self._genrm.template, self._tokenizer)
+        self._judge: EngineJudge | None = None
+        self._sources = self._make_sources(self.inbox.put)
+        self._version = self._judge.version if self._judge is not None else 0
+        self._needs_example = any(source.needs_example for source in self._sources)
+        self._opponents = Opponents(config, task.worker) if self._genrm and self._genrm.mode == "pairwise" else None
         self._measurement = (
             Measurement(ExactChecker(config.evaluate.function), verdicts.middle(self._genrm.verdict))
-            if config.evaluate.function
+            if config.evaluate.function and self._genrm is not None
             else None
         )
-        self._running: dict[str, _Trial] = {}
+        self._open: dict[str, _Open] = {}
+        self._of_question: dict[str, str] = {}
         self._ended: list[_Ended] = []
         self._ended_since = 0.0
         self._counts: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
         self._is_leaving = False
+
+    def _make_sources(self, give: Give) -> list[Source]:
+        config, found = self._config, list[Source]()
+        if self._genrm is not None and self._genrm.endpoint is not None:
+            found.append(EndpointJudge(self._genrm, give))
+        elif self._genrm is not None:
+            self._judge = EngineJudge(config, self._worker.engine, self._worker.tokenizer, self.inbox)
+            found.append(self._judge)
+        return [*found, *(FunctionSource(name, config, give) for name in self._reward.functions)]
 
     @property
     def num_open(self) -> int:
-        return len(self._running) + len(self._ended)
+        return len(self._open) + len(self._ended)
 
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
-        """Claim the sequences and ask the judge about each. One that has a verdict already is only reported."""
+        """Claim the sequences and ask about each. One that has a verdict already is only reported."""
         if self._is_leaving:
-            self._task.report_segments([returned(id, self._worker.engine.version) for id in ids])
+            self._task.report_segments([returned(id, self._version) for id in ids])
             return
         rows = self._worker.queue.claim(list(ids), list(turns))
-        trials = []
+        asked: dict[str, list[Question]] = {source.name: [] for source in self._sources}
         for row, turn in zip(rows, turns, strict=True):
             if row.state == State.SCORED:
                 self._end(_Ended(row=row))
-            else:
-                trials.append(self._trial(row, turn, self._judge_prompt(row), number=0))
-        self._submit(trials)
+                continue
+            opened = self._open[row.id] = _Open(row, turn, decode_response(self._policy, row.tokens))
+            for source in self._sources:
+                for number, other in enumerate(self._others(source, row)):
+                    asked[source.name].append(self._question(source, opened, 0, number, other))
+            self._close_if_done(opened)
+        for source in self._sources:
+            if asked[source.name]:
+                source.ask(asked[source.name])
 
     def abort(self, ids: Sequence[str]) -> None:
         """Give these back unjudged, unless the verdict is there first."""
-        wanted = set(ids)
-        self._worker.engine.abort([trial.id for trial in self._running.values() if trial.row.id in wanted])
+        self._take_back([self._open[id] for id in ids if id in self._open])
 
     def leave(self) -> None:
         self._is_leaving = True
-        self._worker.engine.abort(list(self._running))
+        self._take_back(list(self._open.values()))
 
     def withdraw(self) -> None:
-        self._worker.engine.abort(list(self._running))
+        self._take_back(list(self._open.values()))
 
-    def take(self, output: Output) -> None:
-        trial = self._running[output.id]
-        trial.tokens += output.tokens
-        if not output.finish:
-            return
-        del self._running[output.id]
-        self._counts["num_tokens"] += len(trial.tokens)
-        if output.finish == "abort" and not trial.is_late:
-            self._end(_Ended(row=trial.row, version=output.version))
-            return
-        outcome = self._outcome(trial, output.finish)
-        if isinstance(outcome, Failure):
-            self._task.log(f"{trial.row.id} try {trial.number + 1}: {outcome.type}")
-            if outcome.type in verdicts.TRANSIENT and trial.number < self._genrm.retries:
-                if self._is_leaving:
-                    self._end(_Ended(row=trial.row, version=output.version))
-                else:
-                    self._submit([self._trial(trial.row, trial.turn, trial.prompt_ids, trial.number + 1)])
+    def take(self, said: Output | Answer) -> None:
+        answer = said
+        if isinstance(said, Output):
+            assert self._judge is not None
+            found = self._judge.take(said)
+            if found is None:
                 return
-        self._give(trial, outcome, output.version)
+            answer = found
+        assert isinstance(answer, Answer)
+        opened = self._open[self._of_question.pop(answer.id)]
+        asked = opened.asked.pop(answer.id)
+        self._counts["num_tokens"] += answer.num_tokens
+        if asked.source.name == GENRM and answer.outcome is not None:
+            self._version = answer.version
+        if answer.outcome is None:
+            opened.is_returned = True
+        elif isinstance(answer.outcome, Failure):
+            self._hear_failure(opened, asked, answer, answer.outcome.type)
+        else:
+            self._hear_score(opened, asked, answer, answer.outcome)
+        self._close_if_done(opened)
 
     def settle(self, now: float) -> float | None:
-        self._abort_late(now)
-        if self._ended and (not self._running or now >= self._ended_since + GROUP_S):
+        due = [at for source in self._sources if (at := source.settle(now)) is not None]
+        if self._ended and (not self._open or now >= self._ended_since + GROUP_S):
             ended, self._ended = self._ended, []
             self._put(ended)
-        due = [self._ended_since + GROUP_S] if self._ended else []
-        due += [trial.deadline for trial in islice(self._not_late(), 1)]
+        due += [self._ended_since + GROUP_S] if self._ended else []
         return min(due, default=None)
 
     def metrics(self) -> dict[str, float]:
-        """Counts only: several replicas are added up."""
+        """Counts and sums only: several replicas are added up."""
         counts = self._counts + (self._measurement.counts if self._measurement else Counter())
         names = ("num_verdicts", "num_tokens", "num_failed")
-        return {f"genrm/{name}": float(counts[name]) for name in dict.fromkeys((*names, *counts))}
+        found = {f"genrm/{name}": float(counts[name]) for name in dict.fromkeys((*names, *counts))}
+        return found | {f"reward/{name}": float(value) for name, value in self._sums.items()}
 
-    def _judge_prompt(self, row: SequenceRow) -> list[int]:
-        response = decode_response(self._policy, row.tokens)
-        if not self._prompt.needs_messages:
-            return self._prompt.ids(row.text, response)
-        example = examples_of_step(self._config, row.step)[row.prompt_no]
-        return self._prompt.ids(row.text, response, example.messages)
+    # --- asking ----------------------------------------------------------------------------------------------------
 
-    def _trial(self, row: SequenceRow, turn: int, prompt_ids: list[int], number: int) -> _Trial:
-        deadline = time.monotonic() + self._genrm.timeout_s
-        return _Trial(f"{row.id}/judge-{turn}.{number}", row, turn, prompt_ids, number, deadline)
+    def _others(self, source: Source, row: SequenceRow) -> Sequence[str | None]:
+        """What the response is compared with: of a source that does not compare, one time nothing."""
+        if source.name == GENRM and self._opponents is not None:
+            return self._opponents.of(row)
+        return (None,)
 
-    def _submit(self, trials: list[_Trial]) -> None:
-        self._running |= {trial.id: trial for trial in trials}
-        self._worker.engine.submit([self._request(trial) for trial in trials], self.inbox)
-
-    def _request(self, trial: _Trial) -> Request:
-        return Request(
-            id=trial.id,
-            prompt_ids=trial.prompt_ids,
-            max_tokens=self._genrm.max_tokens,
-            temperature=self._genrm.temperature,
-            seed=seed_of(self._config.run.seed, self._spec.step, trial.row.id, "judge", trial.number),
-            stop_ids=self._tokenizer.stop_ids,
-            logprobs=False,
-            regex=self._regex,
+    def _question(self, source: Source, opened: _Open, number: int, at: int, other: str | None) -> Question:
+        row = opened.row
+        is_judge, compared = source.name == GENRM, "" if other is None else f".{at}"
+        name = "judge" if is_judge else source.name
+        question = Question(
+            id=f"{row.id}/{name}-{opened.turn}.{number}{compared}",
+            row=row,
+            response=opened.response,
+            seed=seed_of(self._config.run.seed, self._spec.step, row.id, name, f"{number}{compared}"),
+            example=self._example(row) if source.needs_example else None,
+            other=other,
         )
+        self._keep(opened, _Asked(source, question, number))
+        return question
 
-    def _not_late(self) -> Iterator[_Trial]:
-        """In the order of their deadlines: all have the same limit, and a new trial is inserted last."""
-        return (trial for trial in self._running.values() if not trial.is_late)
+    def _keep(self, opened: _Open, asked: _Asked) -> None:
+        opened.asked[asked.question.id] = asked
+        self._of_question[asked.question.id] = opened.row.id
 
-    def _abort_late(self, now: float) -> None:
-        late = list(takewhile(lambda trial: trial.deadline <= now, self._not_late()))
-        if late and self._config.is_strict:
-            raise StageFailed(
-                f"{late[0].id} took longer than reward.genrm.timeout_s ({self._genrm.timeout_s:g} s): in a strict run "
-                "no result may depend on time, so raise the limit"
-            )
-        for trial in late:
-            trial.is_late = True
-        if late:
-            self._worker.engine.abort([trial.id for trial in late])
+    def _example(self, row: SequenceRow) -> Example:
+        return examples_of_step(self._config, row.step)[row.prompt_no]
 
-    def _outcome(self, trial: _Trial, finish: str) -> Score | Failure:
-        """Of what the judge generated, and of nothing else."""
-        if finish == "abort":
-            return Failure(FailureType.TIMEOUT)
-        if finish == "error":
-            return Failure(FailureType.REFUSED)
-        return verdicts.parse(self._generated(trial.tokens), finish, self._genrm.verdict)
+    def _take_back(self, opened: Sequence[_Open]) -> None:
+        for source in self._sources:
+            ids = [id for one in opened for id, asked in one.asked.items() if asked.source is source]
+            if ids:
+                source.abort(ids)
 
-    def _generated(self, tokens: list[int]) -> str:
-        """The judge's text. Where a token ends the reasoning, nothing else does: a judge that quotes the tag from the
-        response, which was given to it in pieces, is still reasoning."""
-        tag = self._genrm.verdict.reasoning_end
-        end = self._tokenizer.control_id(tag) if tag else None
-        if end is None:
-            return decode_response(self._tokenizer, tokens)
-        if end not in tokens:
-            return decode_response(self._tokenizer, tokens).replace(tag, " ")
-        after = len(tokens) - tokens[::-1].index(end)
-        return tag + decode_response(self._tokenizer, tokens[after:])
+    # --- hearing ---------------------------------------------------------------------------------------------------
 
-    def _give(self, trial: _Trial, outcome: Score | Failure, version: int) -> None:
-        score = outcome.value if isinstance(outcome, Score) else None
-        failure = outcome.type if isinstance(outcome, Failure) else ""
+    def _hear_score(self, opened: _Open, asked: _Asked, answer: Answer, score: Score) -> None:
+        name = asked.source.name
+        opened.scores.setdefault(name, []).append(score.value)
+        if name == GENRM:
+            opened.critiques.append(answer)
+            return
+        self._sums[f"num_scored_{name}"] += 1
+        for key, value in {"": score.value, **{f"/{k}": v for k, v in answer.figures.items()}}.items():
+            self._sums[f"sum_{name}{key}"] += value
+
+    def _hear_failure(self, opened: _Open, asked: _Asked, answer: Answer, failure: FailureType) -> None:
+        name, question = asked.source.name, asked.question
+        about = f": {answer.text.strip()}" if name != GENRM and answer.text else ""
+        self._task.log(f"{opened.row.id}{'' if name == GENRM else f' {name}'} try {asked.number + 1}: {failure}{about}")
+        if failure in verdicts.TRANSIENT and asked.number < asked.source.retries:
+            if self._is_leaving:
+                opened.is_returned = True
+                return
+            at = int(question.id.rpartition(".")[2]) if question.other is not None else 0
+            asked.source.ask([self._question(asked.source, opened, asked.number + 1, at, question.other)])
+            return
+        opened.failures.setdefault(name, []).append(failure)
+        if name == GENRM:
+            opened.critiques.append(answer)
+        else:
+            self._sums[f"num_failed_{name}"] += 1
+
+    def _close_if_done(self, opened: _Open) -> None:
+        if opened.asked:
+            return
+        del self._open[opened.row.id]
+        if opened.is_returned:
+            self._end(_Ended(row=opened.row, version=self._version))
+        else:
+            self._give(opened)
+
+    def _outcome(self, opened: _Open) -> tuple[float | None, str]:
+        """(score, failure). A response that was compared has the mean of what was said of it; who said nothing has
+        failed, and so has the whole."""
+        total = 0.0
+        for source in self._sources:
+            name = source.name
+            if scores := opened.scores.get(name):
+                total += self._reward.weight(name) * fmean(scores)
+            else:
+                failure = (opened.failures.get(name) or [FailureType.EMPTY])[0]
+                return None, str(failure) if name == GENRM else f"{name}:{failure}"
+        return total, ""
+
+    def _give(self, opened: _Open) -> None:
+        row = opened.row
+        score, failure = self._outcome(opened)
         self._counts["num_verdicts"] += 1
         if failure:
             self._counts["num_failed"] += 1
-            self._counts[f"failed_{failure}"] += 1
-        if score is not None and self._measurement is not None:
-            self._measurement.add(trial.row, decode_response(self._policy, trial.row.tokens), score)
+            self._counts[f"failed_{failure.replace(':', '_')}"] += 1
+        if self._measurement is not None and (judged := opened.scores.get(GENRM)):
+            self._measurement.add(row, opened.response, fmean(judged))
+        said = opened.critiques
+        tokens = [token for answer in said for token in answer.tokens]
         verdict = VerdictRow(
-            id=trial.row.id,
-            turn=trial.turn,
+            id=row.id,
+            turn=opened.turn,
             score=score,
             failure=failure,
-            critique=decode_response(self._tokenizer, trial.tokens),
-            tokens=trial.tokens,
-            version=version,
+            critique="\n---\n".join(answer.text for answer in said),
+            tokens=tokens,
+            version=said[-1].version if said else 0,
             replica=self._worker.name,
         )
-        self._end(_Ended(row=trial.row, verdict=verdict, version=version))
+        self.samples.add(row, opened.response, verdict)
+        self._end(_Ended(row=row, verdict=verdict, version=verdict.version))
         kill_point("reward.mid")
 
     def _end(self, ended: _Ended) -> None:

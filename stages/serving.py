@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.core.events import Finish, SegmentInfo
 from pipeline.stage import Order, TaskContext
-from stages.engines.base import Output
 
 GROUP_S = 0.02
 """What has ended is put together for this long, unless nothing runs any more: each put is a synced write."""
 
 _STOP_CHECK_S = 0.2  # how soon the forwarding thread notices that its task has failed
 
-Inbox = queue.SimpleQueue[Order | Output | BaseException]
+Inbox = queue.SimpleQueue[Any]
+"""Order, Output, what else the service puts there for its own `take`, or an exception."""
 
 
 class Service(Protocol):
@@ -34,7 +34,8 @@ class Service(Protocol):
 
     def abort(self, ids: Sequence[str]) -> None: ...
 
-    def take(self, output: Output) -> None: ...
+    def take(self, output: Any) -> None:
+        """An engine's output, or what else comes into the inbox of this service."""
 
     def settle(self, now: float) -> float | None:
         """Put and report what is due at `now` (time.monotonic()); the time of the next call, None: not needed."""
@@ -67,8 +68,6 @@ def _serve(task: TaskContext, service: Service, inbox: Inbox) -> None:
     while not is_ending or service.num_open:
         for item in _take_all(inbox, due):
             match item:
-                case Output():
-                    service.take(item)
                 case Order(kind="dispatch"):
                     service.dispatch(item.ids, item.turns)
                 case Order(kind="abort"):
@@ -80,8 +79,10 @@ def _serve(task: TaskContext, service: Service, inbox: Inbox) -> None:
                     service.leave()
                 case Order():
                     raise ValueError(f"unknown order {item}")
-                case _:
+                case BaseException():
                     raise item
+                case _:
+                    service.take(item)
         if is_leaving:
             _give_back(task, service)
         due = service.settle(time.monotonic())
@@ -106,7 +107,7 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
 
 
-def _take_all(inbox: Inbox, due: float | None) -> Iterator[Order | Output | BaseException]:
+def _take_all(inbox: Inbox, due: float | None) -> Iterator[Any]:
     """All that is there; if nothing is, wait for the first until `due`."""
     try:
         yield inbox.get(timeout=None if due is None else max(0.0, due - time.monotonic()))

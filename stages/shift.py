@@ -88,7 +88,7 @@ class Shift:
         def end(error: Exception | None) -> None:
             if error is not None:
                 raise error
-            for store in (self._worker.policy, self._worker.genrm):
+            for store in self._worker.stores:
                 store.forget_pages()
             then()
 

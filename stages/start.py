@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.checkpoint import store_of
-from pipeline.config import Config
+from pipeline.config import Model
+from pipeline.config_reward import GenRM
 from pipeline.core.events import Role
 from pipeline.gps.segment import EMULATED
 from pipeline.gps.store import SHM
@@ -31,9 +32,11 @@ _TEMPLATE_TOKENS = 1024  # room for the judge's template and its chat's control 
 def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> Engine:
     """The role's engine with the weights that this node's shared memory holds (policy: `version`; GenRM: its one)."""
     config = worker.config
+    genrm = config.reward.genrm
     if worker.role is Role.REWARD:
-        model, options, store, version = config.model.genrm, config.reward.genrm.engine, worker.genrm, 0
-        length = judge_length(config)
+        assert genrm is not None and config.judge_model is not None, "who has no judge has no slots either"
+        model, options, store, version = config.judge_model, genrm.engine, worker.genrm, 0
+        length = judge_length(config.data.max_prompt_length + config.rollout.max_response_length, genrm, model)
     else:
         model, options, store = config.model.policy, config.rollout.engine, worker.policy
         length = config.data.max_prompt_length + config.rollout.max_response_length
@@ -46,7 +49,7 @@ def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> E
             length,
             reader,
             config.run.seed,
-            structured=worker.role is Role.REWARD and config.reward.genrm.verdict.structured,
+            structured=worker.role is Role.REWARD and genrm is not None and genrm.verdict.structured,
             trust_remote_code=config.model.trust_remote_code,
             can_sleep=can_sleep,
         )
@@ -117,12 +120,12 @@ def announce(rank: int, num_ranks: int, slot: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(device), "MASTER_ADDR": "none"}
 
 
-def judge_length(config: Config) -> int:
+def judge_length(sequence_tokens: int, genrm: GenRM, model: Model) -> int:
     """Tokens that a judge's request may have. It reads prompt and response in its own tokens: up to twice as many
-    are allowed for, within what the model can take."""
-    shown = 2 * (config.data.max_prompt_length + config.rollout.max_response_length)
-    wanted = _TEMPLATE_TOKENS + shown + config.reward.genrm.max_tokens
-    return min(wanted, _context_limit(config.model.genrm.path) or wanted)
+    are allowed for (and twice that where it reads two responses), within what the model can take."""
+    shown = 2 * sequence_tokens * (2 if genrm.mode == "pairwise" else 1)
+    wanted = _TEMPLATE_TOKENS + shown + genrm.max_tokens
+    return min(wanted, _context_limit(model.path) or wanted)
 
 
 def _context_limit(path: str) -> int | None:

@@ -50,7 +50,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Worker:
-    """What stage functions find as `task.worker`. Exactly one of `engine` and `trainer` is there.
+    """What stage functions find as `task.worker`. One of `engine` and `trainer` is there, neither if it has no slots.
 
     `policy` and `genrm` are this node's weights. `options` are the controller's: `queue`, the queue server's endpoint.
     `rank` counts the replicas of its role (train: the ranks of the group), `life` how often it was started; `slots` are
@@ -71,9 +71,17 @@ class Worker:
         self.run = RunFolder(Path(order.run))
         self.config: Config = load_resolved(self.run.config)
         self.policy = Store.attach(f"{order.gps}-policy")
-        self.genrm = Store.attach(f"{order.gps}-genrm")
         self.engine: EngineHost | None = None
         self.trainer: Trainer | None = None
+
+    @cached_property
+    def genrm(self) -> Store:
+        """There is none where the judge has no slots."""
+        return Store.attach(f"{self.gps}-genrm")
+
+    @property
+    def stores(self) -> list[Store]:
+        return [self.policy, self.genrm] if self.config.judge_model is not None else [self.policy]
 
     @cached_property
     def queue(self) -> "QueueClient":
@@ -87,8 +95,7 @@ class Worker:
     def version(self) -> int:
         """Of the weights that it has; asleep: that it had."""
         holder = self.engine or self.trainer
-        assert holder is not None
-        return holder.version
+        return holder.version if holder is not None else 0
 
     def warm(self) -> None:
         """Have what every task needs and keeps: what it holds asleep does not grow by that later."""
@@ -108,8 +115,8 @@ class Worker:
         """Of the role's own model."""
         from stages.text import load_tokenizer
 
-        models = self.config.model
-        model = models.genrm if self.role is Role.REWARD else models.policy
+        models, judge = self.config.model, self.config.judge_model
+        model = judge if judge is not None and self.role is Role.REWARD else models.policy
         return load_tokenizer(model.path, models.trust_remote_code)
 
 
@@ -245,6 +252,8 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
         with with_the_others(worker, "its start"):
             worker.trainer = make_trainer(worker, can_sleep=is_shared)
         loop = service.run_tasks
+    elif not worker.slots:
+        loop = service.run_tasks  # none of its own: each of its stage tasks has a thread
     else:
         engine = make_engine(worker, order.start.version, can_sleep=is_shared)
         watchdog = Watchdog("limits.engine_s", worker.config.limits.engine_s)

@@ -48,7 +48,8 @@ def simulate(
     else:
         _print(found, setups)
     if html or png:
-        policy, judge = (Path(path).name for path in (config.model.policy.path, config.model.genrm.path))
+        judged_by = config.judge_model.path if config.judge_model else ""
+        policy, judge = (Path(path).name for path in (config.model.policy.path, judged_by))
         study = Study(
             title=f"{policy} judged by {judge} on {gpu.upper()}",
             setups=setups,

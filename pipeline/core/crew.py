@@ -22,7 +22,7 @@ from pipeline.core.decisions import (
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet
 from pipeline.core.memories import Memories
-from pipeline.core.modes import SHARED
+from pipeline.core.modes import shared_roles
 from pipeline.core.outbox import Outbox
 from pipeline.core.shifts import Shifts
 from pipeline.core.steps import RunPlan, Steps
@@ -43,7 +43,7 @@ class Crew:
         release: Callable[[Worker], None],
         go_back: Callable[[int], None],
     ) -> None:
-        self.fleet = Fleet(plan.replicas, SHARED[plan.mode])
+        self.fleet = Fleet(plan.replicas, shared_roles(plan.mode, plan.replicas))
         self.blocks = Blocks(self.fleet, plan.block_slots)
         self.versions = Versions()
         self.memories = Memories()

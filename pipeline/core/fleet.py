@@ -16,7 +16,7 @@ from pipeline.core.worker import Worker, WorkerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """How many replicas a role has (train: how many ranks) and how many slots each takes."""
+    """How many replicas a role has (train: how many ranks) and how many slots each takes; 0: it needs none."""
 
     role: Role
     replicas: int
@@ -100,8 +100,9 @@ class Fleet:
             worker = self.workers.get(place.name)
             if worker is not None and (worker.node in self.nodes or not worker.is_down):
                 continue
-            node, chosen = next(((n, found) for n in self.nodes if (found := self._room(n, place))), ("", ()))
-            if not chosen:
+            rooms = ((n, self._room(n, place)) for n in self.nodes)
+            node, chosen = next(((n, room) for n, room in rooms if room is not None), ("", None))
+            if chosen is None:
                 continue
             if worker is None:
                 worker = self.workers[place.name] = Worker(place.name, place.role, place.index, node, chosen)
@@ -109,17 +110,17 @@ class Fleet:
             else:
                 worker.node, worker.slots = node, chosen
 
-    def _room(self, node: str, place: _Place) -> tuple[int, ...]:
-        """Free slots for it; none if there is no room. Where roles share, replicas begin at multiples of their size, so
+    def _room(self, node: str, place: _Place) -> tuple[int, ...] | None:
+        """Free slots for it; None if there is no room. Where roles share, replicas begin at multiples of their size, so
         that they lie on the same slots, and training takes the last ones."""
         num, free = place.num_slots, self.free_slots(node, place.role)
-        if not self.shared:
-            return tuple(free[:num]) if len(free) >= num else ()
+        if not self.shared or not num:
+            return tuple(free[:num]) if len(free) >= num else None
         starts = range(0, self.nodes[node] - num + 1, num)
         for start in reversed(starts) if place.role is Role.TRAIN else starts:
             if set(range(start, start + num)) <= set(free):
                 return tuple(range(start, start + num))
-        return ()
+        return None
 
     def startable(self) -> list[Worker]:
         """Those without a process, on nodes that are there, with nothing strange on their slots."""

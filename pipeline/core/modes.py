@@ -27,10 +27,16 @@ SHARED: Mapping[ModeName, frozenset[Role]] = {
 """The roles whose workers live on the same slots, of whom one is awake at a time."""
 
 
+def shared_roles(mode: ModeName, replicas: Iterable[Replicas]) -> frozenset[Role]:
+    """The roles that share slots in this mode, of those that have any."""
+    return SHARED[mode] - {want.role for want in replicas if not want.slots}
+
+
 def fill(mode: ModeName, wanted: Iterable[Replicas], node_slots: Iterable[int]) -> tuple[Replicas, ...]:
     """What is wanted, with as many replicas of each inference role that shares slots as nodes of so many slots have
     room for."""
-    slots, shared = list(node_slots), SHARED[mode]
+    wanted = list(wanted)
+    slots, shared = list(node_slots), shared_roles(mode, wanted)
     most = [
         replace(want, replicas=sum(slots)) if want.role in shared and want.role is not Role.TRAIN else want
         for want in wanted

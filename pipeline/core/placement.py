@@ -99,7 +99,9 @@ class Placement:
         return Needs(
             rollout=num[Role.ROLLOUT] > 0
             or any(waits(stage, step) for step in steps for stage in ("prompts", "evaluate")),
-            reward=num[Role.REWARD] > 0 and any(waits("reward", step) for step in steps),
+            reward=Role.REWARD in fleet.shared
+            and num[Role.REWARD] > 0
+            and any(waits("reward", step) for step in steps),
             train=any(rank.is_down for rank in ranks)
             or any(waits(stage, step) for step in steps for stage in ("train", "publish")),
         )

@@ -75,7 +75,10 @@ class Forecast:
 def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> Setup:
     """`lengths`: a run's folder, or a file of response lengths; empty: assumed, in proportion to the limits. Raises
     ConfigError."""
-    longest, longest_verdict = config.rollout.max_response_length, config.reward.genrm.max_tokens
+    genrm, judge = config.reward.genrm, config.judge_model
+    if genrm is None or judge is None:
+        raise ConfigError("nothing is simulated without a judge on slots of the run: reward.genrm, without an endpoint")
+    longest, longest_verdict = config.rollout.max_response_length, genrm.max_tokens
     try:
         rollout, verdict = (
             assumed_lengths(POLICY_16K, 16_384, longest),
@@ -100,7 +103,7 @@ def setup_of(config: Config, *, gpu: str, num_gpus: int, lengths: str = "") -> S
             gpu=GPUS[gpu.lower()],
             num_gpus=num_gpus,
             policy=_shape("policy", config.model.policy.path),
-            judge=_shape("genrm", config.model.genrm.path),
+            judge=_shape("genrm", judge.path),
             rollout_gpus=config.placement.roles.rollout.slots,
             reward_gpus=config.placement.roles.reward.slots,
             workload=work,

@@ -146,6 +146,8 @@ def plain_setup(folder: Path, config: Config) -> Setup:
     prompts = [row["prompt_length/mean"] for row in rows if "prompt_length/mean" in row]
     if not prompts:
         raise ValueError(f"{folder}: it has no step yet")
+    if config.reward.genrm is None:
+        raise ValueError("without a judge there is nothing to plan")
     work = Workload(
         num_prompts=config.data.train_batch_size,
         num_each=config.rollout.n,

@@ -90,7 +90,10 @@ def inputs(config: Config, setup: Setup, *, gpu: str, lengths: str, num_seeds: i
     first, last = window(NUM_STEPS, NUM_SKIPPED)
     return [
         ("policy", _model(config.model.policy.path, setup.policy.parameters, placed.rollout.slots)),
-        ("judge", _model(config.model.genrm.path, setup.judge.parameters, placed.reward.slots)),
+        (
+            "judge",
+            _model(config.judge_model.path if config.judge_model else "", setup.judge.parameters, placed.reward.slots),
+        ),
         ("GPUs", f"{gpu}, {setup.gpu.memory / 1e9:.0f} GB each, {setup.gpus_per_node} in a node"),
         ("a step", f"{work.num_prompts} prompts with {work.num_each} responses each: {work.num_sequences} sequences"),
         ("responses", f"{_tokens(work.rollout)}; {f'from {lengths}' if lengths else 'assumed'}"),

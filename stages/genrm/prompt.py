@@ -19,6 +19,8 @@ from stages.text import Tokenizer
 
 VARIABLES = ("prompt", "response", "messages")
 """prompt: the last user message; response: the policy's text; messages: the whole chat, [{role, content}]."""
+OTHER = "other"
+"""Where responses are compared: the other one."""
 
 _LONGEST = 1 << 20
 """Characters that the sample texts may become."""
@@ -29,7 +31,8 @@ _SAMPLES = ("a response", "", "two\nlines; and {{ braces }}")
 class JudgePrompt:
     """Renders the prompts of one judge. `template` is the text or a file's path, as in the config."""
 
-    def __init__(self, template: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: str, tokenizer: Tokenizer | None = None) -> None:
+        """Without a tokenizer (of a judge behind a URL) there are texts, and no ids."""
         self._source = load_template(template)
         self._tokenizer = tokenizer
 
@@ -41,12 +44,14 @@ class JudgePrompt:
     def needs_messages(self) -> bool:
         return "messages" in meta.find_undeclared_variables(_environment().parse(self._source))
 
-    def text(self, prompt: str, response: str, messages: Sequence[Message] = ()) -> str:
-        return self._template.render(prompt=prompt, response=response, messages=messages)
+    def text(self, prompt: str, response: str, messages: Sequence[Message] = (), other: str | None = None) -> str:
+        compared = {} if other is None else {OTHER: other}
+        return self._template.render(prompt=prompt, response=response, messages=messages, **compared)
 
-    def ids(self, prompt: str, response: str, messages: Sequence[Message] = ()) -> list[int]:
+    def ids(self, prompt: str, response: str, messages: Sequence[Message] = (), other: str | None = None) -> list[int]:
         """The token ids of the judge's chat up to where the judge begins."""
-        message = Message(role="user", content=self.text(prompt, response, messages))
+        assert self._tokenizer is not None
+        message = Message(role="user", content=self.text(prompt, response, messages, other))
         return self._tokenizer.encode_chat([message])
 
 
@@ -63,9 +68,10 @@ def load_template(template: str) -> str:
         ) from None
 
 
-def check_template(template: str) -> None:
-    """Raise ConfigError for a template that does not compile, does not show the response, reads an unknown variable
-    or fails on sample texts."""
+def check_template(template: str, *, is_pairwise: bool = False) -> None:
+    """Raise ConfigError for a template that does not compile, does not show the response (where responses are compared,
+    both), reads an unknown variable or fails on sample texts."""
+    known = (*VARIABLES, OTHER) if is_pairwise else VARIABLES
     source = load_template(template)
     where = "reward.genrm.template"
     try:
@@ -73,14 +79,17 @@ def check_template(template: str) -> None:
         variables = meta.find_undeclared_variables(_environment().parse(source)) - set(compiled.globals)
     except TemplateSyntaxError as error:
         raise ConfigError(f"{where}, line {error.lineno}: {error.message}") from None
-    if unknown := sorted(variables - set(VARIABLES)):
-        raise ConfigError(f"{where}: unknown variable {unknown[0]!r}; valid: {', '.join(VARIABLES)}")
+    if unknown := sorted(variables - set(known)):
+        raise ConfigError(f"{where}: unknown variable {unknown[0]!r}; valid: {', '.join(known)}")
     if "response" not in variables:
         raise ConfigError(f"{where}: it never shows the {{{{ response }}}} that is to be judged")
+    if is_pairwise and OTHER not in variables:
+        raise ConfigError(f"{where}: it never shows the {{{{ other }}}} response, with which mode pairwise compares")
     for response in _SAMPLES:
         messages = [Message(role="user", content="a prompt")]
         try:
-            text = _bounded(compiled.generate(prompt="a prompt", response=response, messages=messages))
+            values = {"prompt": "a prompt", "response": response, "messages": messages, OTHER: response}
+            text = _bounded(compiled.generate(**values))
         except Exception as error:  # the border to the user's code, which may raise anything
             reason = str(error) or type(error).__name__
             raise ConfigError(f"{where}: it fails on the response {response!r}: {reason}") from None

@@ -4,7 +4,9 @@ The verdict is what follows the last marker after the end of the reasoning; noth
 is not exactly a verdict is a failure with a type, never a score of 0.
 """
 
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,7 +15,8 @@ from pipeline.core.errors import ConfigError
 
 
 class FailureType(StrEnum):
-    """`refused`: the engine cannot take the judge's prompt, which is longer than its context."""
+    """`refused`: the judge cannot take its prompt, which is longer than its context, or a server says no. Of a server
+    alone: `unreachable`. Of a reward function alone: `error` (it raised), `memory`, `crashed` (its process did)."""
 
     TIMEOUT = "timeout"
     EMPTY = "empty"
@@ -21,6 +24,10 @@ class FailureType(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     TRUNCATED = "truncated"
     REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    ERROR = "error"
+    MEMORY = "memory"
+    CRASHED = "crashed"
 
 
 TRANSIENT = frozenset({FailureType.TIMEOUT, FailureType.EMPTY, FailureType.UNPARSED, FailureType.TRUNCATED})
@@ -37,13 +44,45 @@ class Failure:
     type: FailureType
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A verdict, and where in the text it stands."""
+
+    value: float
+    begin: int
+    end: int
+
+
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _CLOSING = r"""[.,;:!?)\]}"'*_]*"""
 """May stand between a verdict and the blank or end that must follow: `10abc`, `10/20`, `1,000`, `yes/no` are none."""
 
 
 def parse(text: str, finish: str, verdict: Verdict) -> Score | Failure:
-    """The score in `text`, which the judge generated; `finish` (stop, length) says how it ended.
+    """The score in `text`; see `find`."""
+    found = find(text, finish, verdict)
+    return found if isinstance(found, Failure) else Score(found.value)
+
+
+def soften(found: Found, pieces: Iterable[tuple[int, int, float]], verdict: Verdict) -> Score | Failure:
+    """The mean of the two choices' scores, by the probability of the one that was said. `pieces`: (begin, end, logprob)
+    of tokens in the text, from the last one backwards. UNPARSED where the verdict's tokens are not among them."""
+    logprob, reached = 0.0, found.end
+    for begin, end, of_piece in pieces:
+        if end <= found.begin:
+            break
+        if begin < found.end:
+            logprob, reached = logprob + of_piece, min(reached, begin)
+    if reached > found.begin:
+        return Failure(FailureType.UNPARSED)
+    said = math.exp(min(0.0, logprob))
+    one, two = verdict.choices.values()
+    other = two if found.value == one else one
+    return Score(said * found.value + (1 - said) * other)
+
+
+def find(text: str, finish: str, verdict: Verdict) -> Found | Failure:
+    """The verdict in `text`, which the judge generated; `finish` (stop, length) says how it ended.
 
     A number may be signed, decimal or scientific. A text that was cut off gives a score only if a blank follows the
     verdict: `Score: 1` may have been going to be 10.
@@ -52,6 +91,7 @@ def parse(text: str, finish: str, verdict: Verdict) -> Score | Failure:
     nothing = Failure(FailureType.TRUNCATED if is_cut else FailureType.EMPTY)
     if not text.strip():
         return nothing
+    length = len(text)
     if verdict.reasoning_end:
         _, reasoning_end, text = text.rpartition(verdict.reasoning_end)
         if not reasoning_end:
@@ -63,10 +103,13 @@ def parse(text: str, finish: str, verdict: Verdict) -> Score | Failure:
     match = re.match(rf"\s*({_pattern(verdict)})(?={_CLOSING}{end})", after) if marker else None
     if match is None:
         return Failure(FailureType.TRUNCATED if is_cut else FailureType.UNPARSED)
+    before = length - len(after)
     if verdict.kind == "choice":
-        return Score(verdict.choices[match[1]])
+        return Found(verdict.choices[match[1]], before + match.start(1), before + match.end(1))
     value = float(match[1])
-    return Score(value) if verdict.minimum <= value <= verdict.maximum else Failure(FailureType.OUT_OF_RANGE)
+    if not verdict.minimum <= value <= verdict.maximum:
+        return Failure(FailureType.OUT_OF_RANGE)
+    return Found(value, before + match.start(1), before + match.end(1))
 
 
 def middle(verdict: Verdict) -> float:

@@ -50,6 +50,7 @@ ENVIRONMENT = {
     "slurm/zygote.py",
     "slurm/workers.py",
     "stages/ballast.py",  # which devices an emulated worker says that it is on
+    "stages/scoring/endpoint.py",  # the key of a judge behind a URL
     "stages/start.py",
     "stages/worker.py",
     "stages/engines/vllm_start.py",

@@ -223,4 +223,5 @@ def test_good_verdicts_pass() -> None:
 
 
 def test_failure_types_are_the_documented_ones() -> None:
-    assert {str(t) for t in FailureType} == {"timeout", "empty", "unparsed", "out_of_range", "truncated", "refused"}
+    of_judges = {"timeout", "empty", "unparsed", "out_of_range", "truncated", "refused", "unreachable"}
+    assert {str(t) for t in FailureType} == of_judges | {"error", "memory", "crashed"}
