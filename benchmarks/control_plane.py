@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -52,12 +52,7 @@ MUST = {
     "rss_mb/last": Must(at_most=300),
     "rss_growth_mb": Must(at_most=5),
 }
-KINDS = {
-    "_controller": "controller",
-    "pipeline.queue.server": "queue",
-    "slurm.agent": "agents",
-    "slurm.zygote": "workers",
-}
+KINDS = {"_controller": "controller", "pipeline.queue.server": "queue", "slurm.agent": "agents"}
 
 
 @contextmanager
@@ -91,18 +86,19 @@ def run_of(num_slots: int, num_sequences: int, scale: float, grain: int, num_ste
 
 
 def processes(run: RunFolder) -> dict[str, list[int]]:
-    """Pids by kind: those whose command line names the run, and those they forked."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """Pids by kind: those whose command line names the run, and zygotes with their workers, whose names an agent."""
+    lines: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                environ = (entry / "environ").read_bytes().decode(errors="replace") if "zygote" in line else ""
-            except OSError:
-                continue
-            for word, kind in KINDS.items():
-                if word in line and (str(run.path) in line or str(run.path.parent) in environ):
-                    found[kind].append(int(entry.name))
+            with suppress(OSError):
+                lines[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    found: dict[str, list[int]] = defaultdict(list)
+    for pid, words in lines.items():
+        kind = next((KINDS[word] for word in words if word in KINDS), "")
+        if kind and str(run.path) in words:
+            found[kind].append(pid)
+    agents = {str(pid) for pid in found["agents"]}
+    found["workers"] = [pid for pid, words in lines.items() if "slurm.zygote" in words and agents & {*words}]
     return found
 
 
