@@ -9,6 +9,7 @@ training). A run that cannot outlive a death is resumed. Keys:
   deaths/left                      processes, shared memory, temporary and port files 10 s after an end
   detected_s/<death>, back_s/<death>   longest time until it was noticed, and from then until work went on
   real/...                         the same of six deaths with vLLM and the quickstart's models (`--real`)
+  large/...                        the same of five deaths of runs on 128 emulated GPUs (`--large`)
   schedules/...                    `--schedules N`: random schedules of aborts, updates and kills, each a run of its own
 """
 
@@ -25,6 +26,7 @@ from harness import Must, main, parser
 
 from tests.scenarios.chaos import schedule
 from tests.scenarios.deaths import TABLE, Outcome, suffer_for_real
+from tests.scenarios.large import large_deaths
 
 NOTHING = Must(at_most=0)
 MUST = {
@@ -33,6 +35,10 @@ MUST = {
     "deaths/cells": Must(at_least=36),
 }
 REAL = {"real/cells": Must(at_least=6), **{f"real/{what}": NOTHING for what in ("lost", "doubled", "too_old", "left")}}
+LARGE = {
+    "large/cells": Must(at_least=5),
+    **{f"large/{what}": NOTHING for what in ("lost", "doubled", "too_old", "left")},
+}
 SCHEDULES = {
     "schedules/runs": Must(at_least=200),
     **{f"schedules/{what}": NOTHING for what in ("failed", "lost", "doubled", "too_old")},
@@ -42,12 +48,14 @@ SCHEDULES = {
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pivot-faults-") as name:
         folder = Path(name)
-        raw: dict[str, Any] = {"deaths": [], "real": [], "schedules": []}
+        raw: dict[str, Any] = {"deaths": [], "real": [], "large": [], "schedules": []}
         for kind in args.kinds:
             (folder / kind).mkdir()
             raw["deaths"].append(_told(kind, TABLE[kind](folder / kind)))
         if args.real:
             raw["real"].append(_told("real", suffer_for_real(folder)))
+        if args.large:
+            raw["large"] = [_told(kind, outcome) for kind, outcome in large_deaths(folder / "large")]
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             raw["schedules"] = list(pool.map(lambda seed: _schedule(folder, seed), range(args.schedules)))
         return raw
@@ -73,8 +81,8 @@ def _schedule(folder: Path, seed: int) -> dict[str, Any]:
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    for table in ("deaths", "real"):
-        runs = raw[table]
+    for table in ("deaths", "real", "large"):
+        runs = raw.get(table, [])
         felt = [one for run in runs for one in run["felt"]]
         if not runs:
             continue
@@ -84,7 +92,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         for what in ("lost", "doubled", "too_old"):
             found[f"{table}/{what}"] = sum(len(run["account"][what]) for run in runs)
         found[f"{table}/left"] = sum(len(run["left"]) for run in runs)
-        prefix = "real/" if table == "real" else ""
+        prefix = "" if table == "deaths" else f"{table}/"
         for what in ("detected_s", "back_s"):
             for death in dict.fromkeys(one["death"] for one in felt):
                 found[f"{prefix}{what}/{death}"] = max(one[what] for one in felt if one["death"] == death)
@@ -103,9 +111,10 @@ if __name__ == "__main__":
     options = parser(__doc__)
     options.add_argument("--kinds", nargs="*", default=list(TABLE), choices=list(TABLE), help="which deaths")
     options.add_argument("--real", action="store_true", help="also six deaths with vLLM")
+    options.add_argument("--large", action="store_true", help="also five deaths on 128 emulated GPUs")
     options.add_argument("--schedules", type=int, default=0, help="random schedules")
     options.add_argument("--jobs", type=int, default=2, help="schedules at once")
     args = options.parse_args()
     must = (MUST if args.kinds == list(TABLE) else {}) | (REAL if args.real else {})
-    must |= SCHEDULES if args.schedules else {}
+    must |= (SCHEDULES if args.schedules else {}) | (LARGE if args.large else {})
     sys.exit(main("faults_local", args, measure, figures, must))

@@ -141,7 +141,7 @@ def whole(death: str, strike: Callable[[Run], float]) -> Death:
     return die
 
 
-def _kill_controller(run: Run) -> float:
+def kill_controller(run: Run) -> float:
     return run.kill("controller")
 
 
@@ -256,10 +256,12 @@ def suffer(
     settings: Sequence[str] = SETTINGS,
     num_steps: int = NUM_STEPS,
     per_step: int = PER_STEP,
+    limit_s: float = LIMIT_S,
 ) -> Outcome:
-    """A run with these deaths, each at its moment, one after the other, to its end."""
+    """A run with these deaths, each at its moment, one after the other, to its end. `limit_s`: see Run."""
     steps = f"trainer.total_training_steps={num_steps}"
     run = Run(path, *settings, steps, *overrides, config=config, under=under)
+    run.limit_s = limit_s
     felt, after = [], 0.0
     try:
         for death, moment in deaths:
@@ -295,7 +297,7 @@ TABLE: dict[str, Callable[[Path], Outcome]] = {
         num_steps=3 * NUM_STEPS,  # nobody misses a zygote at once
     ),
     "queue": lambda folder: suffer(folder / "run", everywhere(queue())),
-    "controller": lambda folder: suffer(folder / "run", everywhere(whole("controller", _kill_controller))),
+    "controller": lambda folder: suffer(folder / "run", everywhere(whole("controller", kill_controller))),
     "group": lambda folder: suffer(folder / "run", everywhere(whole("whole group", _kill_group))),
     "engine": lambda folder: _hang("rollout", folder),
     "judge": lambda folder: _hang("reward", folder),

@@ -45,6 +45,8 @@ class Run:
     """A run that goes on, by its folder. Attempts are counted by the caller's resumes."""
 
     left_s = LEFT_S
+    limit_s = LIMIT_S
+    """So long anything is waited for."""
 
     def __init__(
         self, path: Path, *overrides: str, config: str = "configs/emulated.yaml", under: Sequence[str] = ()
@@ -82,7 +84,7 @@ class Run:
 
     def until(self, what: str, condition: Callable[[Event], bool], after: float = 0.0) -> Event:
         """The first event at `after` (wall clock) or later that fulfils the condition."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self.limit_s
         seen = 0
         while True:
             found = self.events()
@@ -92,12 +94,12 @@ class Run:
             seen = len(found)
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended before {what}:\n{self.process.communicate()[0]}")
-            assert time.monotonic() < deadline, f"{what} did not come within {LIMIT_S:g} s"
+            assert time.monotonic() < deadline, f"{what} did not come within {self.limit_s:g} s"
             time.sleep(0.002)
 
     def end(self) -> int:
         """Wait for the end of the command; its exit code. What it printed is in `out`."""
-        self.out, _ = self.process.communicate(timeout=LIMIT_S)
+        self.out, _ = self.process.communicate(timeout=self.limit_s)
         return self.process.returncode
 
     # --- its processes ---------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class Run:
         if name == "controller":
             return int(read_json(self.folder.status)["pid"])
         log = self.folder.logs(self.attempt) / f"{name}.log"
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self.limit_s
         while time.monotonic() < deadline:
             if pid := pid_by_log(self.path, log):
                 return pid
@@ -116,7 +118,7 @@ class Run:
 
     def node_of(self, worker: str) -> str:
         """Where the worker is bound, as the status says; that may be a moment old."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self.limit_s
         while time.monotonic() < deadline:
             for one in read_json(self.folder.status)["workers"]:
                 if one["name"] == worker:
