@@ -252,7 +252,7 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
         with with_the_others(worker, "its start"):
             worker.trainer = make_trainer(worker, can_sleep=is_shared)
         loop = service.run_tasks
-    elif not worker.slots:
+    elif worker.role is Role.REWARD and worker.config.judge_engine is None:
         loop = service.run_tasks  # none of its own: each of its stage tasks has a thread
     else:
         engine = make_engine(worker, order.start.version, can_sleep=is_shared)
