@@ -33,6 +33,7 @@ def check_all(config: Config) -> None:
         *_failures(check_batch, config),
         *_failures(data.check_evaluate, config),
         *_failures(check_rewards, config),
+        *_failures(check_own, config),
     ]
     for where, model, engine in (
         ("model.policy", config.model.policy, config.rollout.engine),
@@ -143,6 +144,16 @@ def check_rewards(config: Config) -> None:
             raise ConfigError(f"reward.genrm.endpoint.key_variable: there is no variable {name} in this environment")
     for name, function in config.reward.functions.items():
         check_function(f"reward.functions.{name}.path", function.path, config.run.code_path)
+
+
+def check_own(config: Config) -> None:
+    """Where the code of the user's own stages and of the rollout function is."""
+    from pipeline.own_code import check_function
+
+    if config.rollout.function:
+        check_function("rollout.function", config.rollout.function, config.run.code_path)
+    for number, stage in enumerate(config.stages):
+        check_function(f"stages.{number}.path", stage.path, config.run.code_path)
 
 
 def check_checkpoints(uri: str) -> None:

@@ -18,10 +18,13 @@ from pipeline.config_errors import explain
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
 from pipeline.config_reward import Reward
+from pipeline.config_rollout import Rollout
 from pipeline.config_room import room_faults
 from pipeline.config_slurm import Slurm
+from pipeline.config_stages import OwnStage
 from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
+from pipeline.core.dag import Own, step_graph
 from pipeline.run_folder import write_atomic
 from pipeline.simulator.profiles import GPUS
 
@@ -100,19 +103,6 @@ class Data(Section):
                 f"weights {self.weights} for {len(self.train_files)} train_files: valid is one above 0 for each"
             )
         return self
-
-
-class Rollout(Section):
-    n: Int = Field(default=8, ge=2, description="Responses per prompt (the group)")
-    temperature: Float = Field(default=1.0, gt=0)
-    max_response_length: Int = Field(default=1024, ge=1, description="Tokens")
-    flush_s: Float = Field(default=1.0, gt=0, description="Unfinished sequences' tokens are made durable this often")
-    on_update: Literal["recompute", "keep_kv"] = Field(
-        default="recompute",
-        description="What running sequences do when new weights come: stop, and go on from recomputed caches; or go on "
-        "at once with the caches of the old weights (needs enable_prefix_caching: false)",
-    )
-    engine: EngineOptions = EngineOptions()
 
 
 class KL(Section):
@@ -212,6 +202,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     tracking: Tracking = Tracking()
     limits: Limits = Limits()
+    stages: list[OwnStage] = Field(default=[], description="Stages of the user's own, in any order")
 
     @model_validator(mode="before")
     @classmethod
@@ -232,6 +223,15 @@ class Config(Section):
                 "sequences would begin with what old weights computed"
             )
         return self
+
+    @model_validator(mode="after")
+    def _knows_its_stages(self) -> "Config":
+        step_graph(own=self.own_stages)
+        return self
+
+    @property
+    def own_stages(self) -> tuple[Own, ...]:
+        return tuple(stage.own for stage in self.stages)
 
     @model_validator(mode="after")
     def _has_room(self) -> "Config":

@@ -28,6 +28,8 @@ def with_absolute_inputs(tree: Tree, folders: list[Path]) -> Tree:
         tree = _replaced(tree, key, lambda text: _looked_up(text, folders))
     for place in (*_FUNCTIONS, *_own_functions(tree)):
         tree = _replaced(tree, place, lambda text: _function_path(text, folders))
+    if isinstance(stages := tree.get("stages"), list):
+        tree = tree | {"stages": [_with_path(stage, folders) for stage in stages]}
     return _replaced(tree, _TEMPLATE, lambda text: _template_text(text, folders))
 
 
@@ -35,6 +37,12 @@ def _own_functions(tree: Tree) -> list[tuple[str, ...]]:
     reward = tree.get("reward")
     functions = reward.get("functions") if isinstance(reward, dict) else None
     return [("reward", "functions", name, "path") for name in functions] if isinstance(functions, dict) else []
+
+
+def _with_path(stage: Any, folders: list[Path]) -> Any:
+    if isinstance(stage, dict) and isinstance(path := stage.get("path"), str):
+        return stage | {"path": _function_path(path, folders)}
+    return stage
 
 
 def _function_path(text: str, folders: list[Path]) -> str:

@@ -81,6 +81,7 @@ def make_plan(config: Config) -> RunPlan:
         has_planner=config.placement.mode == "shiftable",
         is_strict=config.is_strict,
         capacities=capacities,
+        own=config.own_stages,
     )
 
 

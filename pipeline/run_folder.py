@@ -3,7 +3,7 @@
 config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  judge_samples.jsonl  attempt_K  ENDED  secrets/
 mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
-planner/{choice.json,decisions.jsonl}   cache/   .reserve (of a live run)
+planner/{choice.json,decisions.jsonl}   stages/ (what the user's save)   cache/   .reserve (of a live run)
 """
 
 import fcntl
@@ -107,6 +107,14 @@ class RunFolder:
     def decisions(self) -> Path:
         """Of the planner, one per line."""
         return self.path / "planner" / "decisions.jsonl"
+
+    def stage_state(self, stage: str, step: int) -> Path:
+        """What a user's stage of a step has saved."""
+        return self.path / "stages" / stage / f"step_{step:06d}.json"
+
+    def stage_result(self, stage: str, step: int) -> Path:
+        """What it returned, once it has."""
+        return self.path / "stages" / stage / f"step_{step:06d}.result.json"
 
     @property
     def cache(self) -> Path:

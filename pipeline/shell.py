@@ -20,7 +20,7 @@ from pipeline.copies import Copies
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core
-from pipeline.core.dag import STAGES, Progress
+from pipeline.core.dag import OWN_PATH, STAGES, Progress
 from pipeline.core.events import Role
 from pipeline.journal import Journal
 from pipeline.kill_points import kill_point
@@ -251,9 +251,12 @@ class Shell:
             step=decision.step,
             version=decision.version,
             attempt=self.attempt,
+            is_own=decision.stage not in _PATHS,
         )
         submitted = time.monotonic()
-        job = self.executor.submit_to(decision.worker, decision.task, StageTask(_PATHS[decision.stage], spec))
+        job = self.executor.submit_to(
+            decision.worker, decision.task, StageTask(_PATHS.get(decision.stage, OWN_PATH), spec)
+        )
         self.tasks[decision.task] = RunningTask(job, decision.stage, decision.step, decision.worker, submitted)
         launches, self._launches = self._launches, []
         for worker, task, folder in launches:
@@ -376,7 +379,16 @@ class Shell:
             self._keep_judged(task.step, samples)
         if ok and "probe" in result:
             self._probes[task.step] = msgspec.convert(result["probe"], Probe)
-        self.post(ev.TaskEnded(task=task_id, ok=ok, result=metrics, error=_cause_first(error)))
+        own = result if ok else {}
+        ended = ev.TaskEnded(
+            task=task_id,
+            ok=ok,
+            result=metrics,
+            error=_cause_first(error),
+            drops=tuple(own.get("drop", {}).items()),
+            is_stopped=bool(own.get("is_stopped")),
+        )
+        self.post(ended)
 
 
 def _cause_first(trace: str) -> str:

@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.core.events import SegmentInfo, VerdictInfo
@@ -27,11 +28,13 @@ class StageSpec:
     step: int
     version: int
     attempt: int
+    is_own: bool = False
+    """The user's."""
 
     @property
     def needs_slots(self) -> bool:
         """Whether its worker must be awake; of a task that is not loaded nobody knows."""
-        return self.stage not in NEEDS_NO_SLOTS
+        return self.stage not in NEEDS_NO_SLOTS and not self.is_own
 
 
 class TaskContext(Protocol):
@@ -39,6 +42,8 @@ class TaskContext(Protocol):
 
     spec: StageSpec
     worker: Any
+    log_path: Path
+    """The task's own log."""
 
     def next_order(self, timeout_s: float | None) -> "Order | None":
         """The next order of the controller to this task, or None after `timeout_s`."""

@@ -11,7 +11,7 @@ from pipeline.config import Config
 from pipeline.core.errors import StageFailed
 from pipeline.core.events import Finish, SegmentInfo
 from pipeline.kill_points import kill_point
-from pipeline.queue.schema import SegmentRow, SequenceRow, State
+from pipeline.queue.schema import GIVEN, SegmentRow, SequenceRow, State
 from pipeline.stage import StageResult, StageSpec, TaskContext
 from stages.engines.base import Output, Request
 from stages.serving import GROUP_S, Inbox, returned, seed_of, serve
@@ -19,13 +19,15 @@ from stages.serving import GROUP_S, Inbox, returned, seed_of, serve
 
 def rollout(task: TaskContext, spec: StageSpec) -> StageResult:
     """Serve dispatched sequences until the order to end. Raises StageFailed if the engine refuses one."""
-    service = Rollout(task, spec)
+    from stages.conversations import Conversations
+
+    service = (Conversations if task.worker.config.rollout.function else Rollout)(task, spec)
     serve(task, service, service.inbox)
-    return {"metrics": {"rollout/num_tokens": service.num_tokens}}
+    return {"metrics": service.metrics()}
 
 
 @dataclass(slots=True)
-class _Segment:
+class Segment:
     """The segment of a sequence that is being generated: tokens since the last one that was closed.
 
     `version` (and `kv_version`, None: the same) are those of its tokens, as the engine's outputs say.
@@ -39,8 +41,8 @@ class _Segment:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def next(self) -> "_Segment":
-        return _Segment(row=self.row, turn=self.turn, idx=self.idx + 1, version=self.version)
+    def next(self) -> "Segment":
+        return Segment(row=self.row, turn=self.turn, idx=self.idx + 1, version=self.version)
 
 
 class Rollout:
@@ -57,8 +59,8 @@ class Rollout:
         self._task, self._spec, self._worker = task, spec, task.worker
         self._config: Config = task.worker.config
         self._stop_ids: tuple[int, ...] = task.worker.tokenizer.stop_ids
-        self._running: dict[str, _Segment] = {}
-        self._closed: list[tuple[_Segment, Finish]] = []
+        self._running: dict[str, Segment] = {}
+        self._closed: list[tuple[Segment, Finish]] = []
         self._closed_since = 0.0
         self._next_flush: float = time.monotonic() + self._config.rollout.flush_s
         self._is_leaving = False
@@ -66,6 +68,9 @@ class Rollout:
     @property
     def num_open(self) -> int:
         return len(self._running) + len(self._closed)
+
+    def metrics(self) -> dict[str, float]:
+        return {"rollout/num_tokens": self.num_tokens}
 
     def dispatch(self, ids: Sequence[str], turns: Sequence[int]) -> None:
         """Claim the sequences and give them to the engine, with the tokens that they already have."""
@@ -78,16 +83,22 @@ class Rollout:
         rows = self._worker.queue.claim(list(ids), list(turns), restart=self._config.is_strict)
         requests = []
         for row, turn in zip(rows, turns, strict=True):
-            if row.id in self._running:
+            if self._has(row.id):
                 raise StageFailed(f"sequence {row.id} was dispatched twice to {self._spec.task}")
             version = row.versions[-1] if row.versions else lowest  # until there are tokens
-            segment = _Segment(row=row, turn=turn, idx=row.num_segments, version=version)
-            if finish := self._ended_before(row):
-                self._close(segment, finish)
-            else:
-                self._running[row.id] = segment
-                requests.append(self._request(row))
+            requests += self._begin(Segment(row=row, turn=turn, idx=row.num_segments, version=version))
         host.submit(requests, self.inbox)
+
+    def _has(self, id: str) -> bool:
+        return id in self._running
+
+    def _begin(self, segment: Segment) -> list[Request]:
+        """What is to be generated of a sequence that has come; nothing if it has ended before."""
+        if finish := self._ended_before(segment.row):
+            self._close(segment, finish)
+            return []
+        self._running[segment.row.id] = segment
+        return [self._request(segment.row)]
 
     def abort(self, ids: Sequence[str]) -> None:
         """Their last outputs arrive like any other; one that has finished meanwhile stays finished."""
@@ -121,10 +132,16 @@ class Rollout:
             segment.version, segment.kv_version = output.version, output.kv_version
             segment.tokens += output.tokens
             segment.logprobs += output.logprobs
+        if any(logprob >= GIVEN for logprob in output.logprobs):
+            raise StageFailed(f"the engine returned a logprob that is none, {max(output.logprobs)}, of {output.id}")
         if output.finish:
             del self._running[output.id]
-            self._close(segment, Finish(output.finish))
+            self._end(segment, Finish(output.finish))
             kill_point("rollout.mid")
+
+    def _end(self, segment: Segment, finish: Finish) -> None:
+        """The engine has ended what it was asked for."""
+        self._close(segment, finish)
 
     def settle(self, now: float) -> float | None:
         is_flush_due = now >= self._next_flush
@@ -160,7 +177,7 @@ class Rollout:
             num_kept=num_before,
         )
 
-    def _close(self, segment: _Segment, finish: Finish) -> None:
+    def _close(self, segment: Segment, finish: Finish) -> None:
         if not self._closed:
             self._closed_since = time.monotonic()
         self._closed.append((segment, finish))
@@ -174,7 +191,7 @@ class Rollout:
         for segment in flushed:
             self._running[segment.row.id] = segment.next()
 
-    def _put(self, segments: Iterable[tuple[_Segment, Finish]]) -> None:
+    def _put(self, segments: Iterable[tuple[Segment, Finish]]) -> None:
         rows, infos = [], []
         for segment, finish in segments:
             is_kept = self._is_kept(segment, finish)
@@ -194,13 +211,13 @@ class Rollout:
             self._worker.queue.put_segments(rows)
         self._task.report_segments(infos)
 
-    def _is_kept(self, segment: _Segment, finish: Finish) -> bool:
+    def _is_kept(self, segment: Segment, finish: Finish) -> bool:
         """Whether there is something to store: the others are reported only."""
         if segment.row.state != State.ADMITTED:
             return False
         return finish is not Finish.ABORT or (bool(segment.tokens) and not self._config.is_strict)
 
-    def _row(self, segment: _Segment, finish: Finish) -> SegmentRow:
+    def _row(self, segment: Segment, finish: Finish) -> SegmentRow:
         return SegmentRow(
             id=segment.row.id,
             idx=segment.idx,

@@ -91,6 +91,10 @@ class Task:
         with open(self.paths.stdout, "a", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
+    @property
+    def log_path(self) -> Path:
+        return self.paths.stdout
+
     # --- what the worker does with it ------------------------------------------------------------------------------
 
     def give(self, order: Order) -> None:

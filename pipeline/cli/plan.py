@@ -31,10 +31,12 @@ def validate(arguments: Sequence[str]) -> int:
 
 
 def dag(arguments: Sequence[str]) -> int:
-    from pipeline.core.dag import After, Edge, step_graph
+    from pipeline.core.dag import OWN_PATH, After, Edge, step_graph
 
     config = load_arguments(arguments)
-    stages = step_graph(config.algorithm.staleness, is_streaming=config.placement.admission == "stream")
+    stages = step_graph(
+        config.algorithm.staleness, is_streaming=config.placement.admission == "stream", own=config.own_stages
+    )
     arrows = {Edge.BARRIER: "▶", Edge.STREAM: "▷"}
 
     def edge(after: After) -> str:
@@ -43,6 +45,7 @@ def dag(arguments: Sequence[str]) -> int:
     rows = [("STAGE", "RUNS ON", "WAITS FOR")]
     for stage in stages:
         where = stage.role.value if stage.role else "index of the queue"
+        where = "a process of its own" if stage.path == OWN_PATH else where
         rows.append((stage.name, f"every {where}" if stage.everywhere else where, ", ".join(map(edge, stage.after))))
     click.echo(table(rows, indent=""))
     click.echo("\n▶ waits for the whole stage   ▷ each sequence goes on by itself")

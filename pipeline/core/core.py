@@ -9,7 +9,7 @@ come in the order in which it made them, and its death after the last of them.
 
 from pipeline.core import events as ev
 from pipeline.core.crew import Crew
-from pipeline.core.dag import Progress, Stage, StepProgress
+from pipeline.core.dag import OWN_PATH, Progress, Stage, StepProgress
 from pipeline.core.decisions import (
     CommitBatch,
     CommitTrained,
@@ -23,6 +23,7 @@ from pipeline.core.events import INFERENCE, Role
 from pipeline.core.feeding import Feeder, Server, due
 from pipeline.core.fleet import Capacity
 from pipeline.core.outbox import Outbox
+from pipeline.core.own import OwnStages
 from pipeline.core.placement import Placement
 from pipeline.core.sequences import RUNNING, WAITING, Sequences, plan_batch
 from pipeline.core.steps import RunPlan, Steps
@@ -46,6 +47,7 @@ class Core:
         self.steps = Steps(plan)
         self._tasks = Tasks()
         self._out = Outbox(plan)
+        self._own = OwnStages(plan, self._out, self.steps, self._tasks)
         self._save_s = 0.0
         """How long the last save took."""
         self.crew = Crew(plan, self._out, self.steps, self._tasks, self._release_tasks, self._go_back)
@@ -141,6 +143,7 @@ class Core:
                     self._expire(event.name, reason)
             case ev.CancelAsked():
                 self.steps.stop(event.reason)
+                self._own.stop()
                 if event.within_s and self._out.left_s("stop") > event.within_s:
                     self._out.limit_to("stop", event.within_s, event.reason)
 
@@ -232,6 +235,10 @@ class Core:
             self.sequences.release(task.id)
             return
         step = self.steps[task.step]
+        if event.is_stopped:
+            step.stages[task.stage] = Progress.PENDING
+            return
+        self.sequences.refuse(task.step, event.drops)
         if task.stage == "train":
             self.fleet.workers[task.worker].version = task.step
         if step.tasks.get(task.stage) or step.stages[task.stage] is not Progress.RUNNING:
@@ -260,7 +267,8 @@ class Core:
             if not any(progressed):
                 self._placement.ask()
                 return
-        self._out.end("cancelled" if self.steps.stopping else "done", self.steps.stopping)
+        if not self._own.is_stopping:
+            self._out.end("cancelled" if self.steps.stopping else "done", self.steps.stopping)
 
     def _advance(self, step: StepProgress) -> bool:
         changed = False
@@ -291,6 +299,8 @@ class Core:
     def _able(self, stage: Stage, role: Role, step: StepProgress) -> list[Worker]:
         """Who can run the stage now."""
         if stage.name in NEEDS_NO_SLOTS:
+            return self.fleet.there(role)
+        if stage.path == OWN_PATH:
             return self.fleet.there(role)
         ready = self.fleet.ready(role)
         return [w for w in ready if w.version == step.step] if stage.name == "evaluate" else ready
@@ -380,7 +390,8 @@ class Core:
         if stage.name in ("prompts", "rollout"):
             version = max(0, self.plan.oldest_version(step.step))
         self._out.emit(StartTask(task=task.id, stage=stage.name, step=step.step, worker=worker.name, version=version))
-        self._out.limit(f"task:{task.id}", "save_s" if stage.name == "checkpoint" else "stage_s")
+        if not self._own.limit(task):
+            self._out.limit(f"task:{task.id}", "save_s" if stage.name == "checkpoint" else "stage_s")
 
     def _forget_task(self, task: Task) -> None:
         self._tasks.end(task)

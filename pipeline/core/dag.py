@@ -5,8 +5,8 @@ others are stage tasks. Checkpoints come last, when the step's metric row is dur
 checkpoint N always has the rows up to N.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pipeline.core.events import Role
@@ -41,8 +41,58 @@ class Stage:
     everywhere: bool = False
 
 
-def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage, ...]:
-    """The stages of one step, each after those that it waits for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """A stage of the user's: which stages it waits for, which wait for it, and how long it may take."""
+
+    name: str
+    after: tuple[str, ...]
+    before: tuple[str, ...]
+    timeout_s: float
+
+
+OWN_PATH = "stages.own.stage:own_stage"
+
+
+def step_graph(staleness: int = 0, *, is_streaming: bool = False, own: Sequence[Own] = ()) -> tuple[Stage, ...]:
+    """The stages of one step, each after those that it waits for, with those of the user's. These run on a reward
+    worker, asleep or awake: their work is done in a process of their own. Raises ValueError for one that names a stage
+    that is not there, or would wait for itself."""
+    stages = {stage.name: stage for stage in _our_graph(staleness, is_streaming)}
+    for number, added in enumerate(own):
+        if added.name in stages:
+            raise ValueError(f"stages.{number}.name: there is a stage {added.name!r} already")
+        after = tuple(After(stage=name) for name in added.after)
+        stages[added.name] = Stage(name=added.name, role=Role.REWARD, path=OWN_PATH, after=after)
+    for number, added in enumerate(own):
+        for key, names in (("after", added.after), ("before", added.before)):
+            if unknown := [name for name in names if name not in stages]:
+                valid = ", ".join(name for name in stages if name != added.name)
+                raise ValueError(f"stages.{number}.{key}: no stage {unknown[0]!r}; valid: {valid}")
+        for name in added.before:
+            waiting = stages[name]
+            stages[name] = replace(waiting, after=(*waiting.after, After(stage=added.name)))
+    return _in_order(stages)
+
+
+def _in_order(stages: dict[str, Stage]) -> tuple[Stage, ...]:
+    """Each after those that it waits for, else as they came."""
+    placed: dict[str, Stage] = {}
+    while len(placed) < len(stages):
+        free = [
+            stage
+            for stage in stages.values()
+            if stage.name not in placed and all(a.lag or a.stage in placed for a in stage.after)
+        ]
+        if not free:
+            left = ", ".join(name for name in stages if name not in placed)
+            raise ValueError(f"stages: each of these would wait for itself: {left}")
+        placed[free[0].name] = free[0]
+    return tuple(placed.values())
+
+
+def _our_graph(staleness: int, is_streaming: bool) -> tuple[Stage, ...]:
+    """The stages of one step without those of the user's, each after those that it waits for.
 
     The sequences of step s are generated from version s - 1 - `staleness` on. `is_streaming`: each goes to the judge as
     soon as it is generated; else judging waits for the whole rollout, and rollout for the evaluation before it.
@@ -101,6 +151,7 @@ def step_graph(staleness: int = 0, *, is_streaming: bool = False) -> tuple[Stage
 
 STAGES = step_graph()
 """For those who ask only for names, roles and paths: no plan changes these."""
+_NAMES = tuple(stage.name for stage in STAGES)
 
 
 class Progress(StrEnum):
@@ -121,13 +172,13 @@ class StepProgress:
     ended: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, step: int, skip: set[str]) -> "StepProgress":
-        return cls(step, {s.name: Progress.SKIPPED if s.name in skip else Progress.PENDING for s in STAGES})
+    def open(cls, step: int, skip: set[str], names: Iterable[str] = _NAMES) -> "StepProgress":
+        return cls(step, {name: Progress.SKIPPED if name in skip else Progress.PENDING for name in names})
 
     @classmethod
-    def closed(cls, step: int, skip: set[str] | None = None) -> "StepProgress":
+    def closed(cls, step: int, skip: set[str] | None = None, names: Iterable[str] = _NAMES) -> "StepProgress":
         """A step of which nothing is left to do; without `skip`: one that a checkpoint covers."""
-        return cls(step, {s.name: Progress.SKIPPED if s.name in (skip or ()) else Progress.DONE for s in STAGES})
+        return cls(step, {name: Progress.SKIPPED if name in (skip or ()) else Progress.DONE for name in names})
 
     def is_over(self, stage: str) -> bool:
         progress = self.stages[stage]
@@ -165,6 +216,14 @@ class Graph:
             stage.name: tuple((after.stage, after.lag, after.edge is Edge.STREAM) for after in stage.after)
             for stage in stages
         }
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(stage.name for stage in self.stages)
+
+    def leads_to(self, stage: str) -> set[str]:
+        """All that must be over in a step before this stage of it begins."""
+        found = {name for name, lag, _ in self._waits_for[stage] if not lag}
+        return found.union(*(self.leads_to(name) for name in found))
 
     def is_ready(self, stage: str, step: int, steps: Mapping[int, StepProgress]) -> bool:
         """All stages that it waits for are over, or where each sequence goes on by itself, have begun. A step that is

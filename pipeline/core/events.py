@@ -189,12 +189,15 @@ class TaskStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """`ok` is what the result file says; `error` is the remote traceback's last part."""
+    """`ok` is what the result file says; `error` is the remote traceback's last part. Of a user's stage: `drops`, (id,
+    reason) of sequences that are not to be trained; `is_stopped`: it was asked to end, and has more to do."""
 
     task: str
     ok: bool
     result: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    drops: tuple[tuple[str, str], ...] = ()
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,6 +267,13 @@ class Sequences:
             if seq.turn:
                 seq.max_version = max(version, seq.max_version or 0)
 
+    def refuse(self, step: int, drops: Iterable[tuple[str, str]]) -> None:
+        """These are dropped when the batch of the step is made. What is no sequence of it changes nothing."""
+        for seq_id, reason in drops:
+            seq = self._by_id.get(seq_id)
+            if seq is not None and seq.step == step and seq.state is not SequenceState.BATCHED:
+                seq.reason = reason
+
     def batch(self, step: int, ids: Iterable[str], dropped: Iterable[tuple[str, str]]) -> None:
         for seq_id in ids:
             seq = self._by_id[seq_id]
@@ -340,8 +347,8 @@ class Sequences:
 def plan_batch(sequences: Iterable[Sequence]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The step's batch in submission order, and who is dropped why.
 
-    A member whose judge failed has no reward and is masked from its group; a group that keeps fewer than two
-    members says nothing about which response is better, so it is dropped whole.
+    A member whose judge failed has no reward and is masked from its group, and so is one that a user's stage refused; a
+    group that keeps fewer than two members says nothing about which response is better, so it is dropped whole.
     """
     groups: dict[str, list[Sequence]] = {}
     for seq in sequences:
@@ -349,8 +356,8 @@ def plan_batch(sequences: Iterable[Sequence]) -> tuple[tuple[str, ...], tuple[tu
     ids: list[str] = []
     dropped: list[tuple[str, str]] = []
     for members in groups.values():
-        valid = [s for s in members if s.score is not None]
-        dropped += [(s.id, f"judge:{s.failure}") for s in members if s.score is None]
+        valid = [s for s in members if s.score is not None and not s.reason]
+        dropped += [(s.id, s.reason or f"judge:{s.failure}") for s in members if s.score is None or s.reason]
         if len(valid) >= 2:
             ids += [s.id for s in valid]
         else:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.core.dag import Graph, Progress, StepProgress, step_graph
+from pipeline.core.dag import Graph, Own, Progress, StepProgress, step_graph
 from pipeline.core.events import Role, RunRestored
 from pipeline.core.fleet import Capacity, Replicas
 from pipeline.core.modes import ModeName
@@ -35,6 +35,8 @@ class RunPlan:
     is_strict: bool = False
     """Nothing depends on time: no sequence goes on at another replica while its own could go on with it."""
     capacities: Mapping[Role, Capacity] = field(default_factory=dict)
+    own: tuple[Own, ...] = ()
+    """The user's stages."""
 
     def waits_for_judge(self, step: int) -> bool:
         """Whether it begins only when the one before it is judged: where rollout and reward take turns, and of every
@@ -64,7 +66,8 @@ class Steps(dict[int, StepProgress]):
     def __init__(self, plan: RunPlan) -> None:
         super().__init__()
         self._plan = plan
-        self.graph = Graph(step_graph(plan.staleness, is_streaming=plan.is_streaming))
+        self.graph = Graph(step_graph(plan.staleness, is_streaming=plan.is_streaming, own=plan.own))
+        self._names = self.graph.names()
         self.stopping = ""
         """Why no new step is begun; empty while the run goes on."""
         self.may_save = True
@@ -72,17 +75,17 @@ class Steps(dict[int, StepProgress]):
 
     def restore(self, event: RunRestored) -> None:
         """Begin after `event.version`; of the steps above it, what is stored is done."""
-        first = self[event.version] = StepProgress.closed(event.version)
+        first = self[event.version] = StepProgress.closed(event.version, names=self._names)
         if event.version == 0 and self._plan.evaluate_freq and 0 not in event.recorded:
             first.stages.update(evaluate=Progress.PENDING, record=Progress.PENDING)
         newest = max((step.step for step in event.steps), default=event.version)
         for number in range(event.version + 1, newest + 1):  # one of two that are begun at once may have left nothing
             evaluated = {"evaluate"} if number in event.recorded else set()
-            self[number] = StepProgress.open(number, self._plan.skipped(number) | evaluated)
+            self[number] = StepProgress.open(number, self._plan.skipped(number) | evaluated, self._names)
         for step in event.steps:
             progress = self[step.step]
             if step.batched:
-                progress.stages.update(dict.fromkeys(("prompts", "rollout", "reward", "batch"), Progress.DONE))
+                progress.stages.update(dict.fromkeys((*self.graph.leads_to("batch"), "batch"), Progress.DONE))
             elif len(step.sequences) == self._plan.sequences_per_step:
                 progress.stages["prompts"] = Progress.DONE
 
@@ -105,7 +108,7 @@ class Steps(dict[int, StepProgress]):
                 break
             if self._plan.waits_for_judge(following) and not self._is_judged(following - 1):
                 break
-            self[following] = StepProgress.open(following, self._plan.skipped(following))
+            self[following] = StepProgress.open(following, self._plan.skipped(following), self._names)
             following += 1
         closed: list[int] = []
         found: list[StepProgress] = []
@@ -133,7 +136,7 @@ class Steps(dict[int, StepProgress]):
             if step.stages["train"] is Progress.DONE or (unpublish and step.stages["publish"] in begun):
                 last = max(last, step.step)
         for number in range(version + 1, last + 1):
-            step = self.setdefault(number, StepProgress.closed(number, self._plan.skipped(number)))
+            step = self.setdefault(number, StepProgress.closed(number, self._plan.skipped(number), self._names))
             for stage in ("train", "checkpoint"):
                 if step.stages[stage] is Progress.DONE:
                     step.stages[stage] = Progress.PENDING

@@ -10,6 +10,9 @@ from enum import StrEnum
 import pyarrow as pa
 
 SCHEMA_VERSION = 2
+GIVEN = 1.0
+"""The "logprob" of a token of a response that the policy was given and did not sample (no logprob is above 0): it is
+read and stored like any other, and has no part in the loss."""
 
 
 class State(StrEnum):
@@ -59,7 +62,7 @@ SEGMENTS = pa.schema(
         _field("idx", pa.int32()),
         _field("turn", pa.int32()),
         _field("tokens", _INTS),
-        _field("logprobs", _FLOATS),  # of the distribution sampled from, one per token
+        _field("logprobs", _FLOATS),  # of the distribution sampled from, one per token; GIVEN: not sampled
         _field("version", pa.int64()),
         _field("kv_version", pa.int64(), nullable=True),  # null: `version`
         _field("replica", pa.string()),
@@ -162,3 +165,8 @@ class SequenceRow:
     score: float | None = None
     failure: str = ""
     critique: str = ""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the response that the policy sampled, and was not given."""
+        return len(self.logprobs) - self.logprobs.count(GIVEN)

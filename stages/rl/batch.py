@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.queue.schema import SequenceRow
+from pipeline.queue.schema import GIVEN, SequenceRow
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A sequence to train on. `prompt_ids` has at least one token; the three others are as long as each other.
 
-    `oldest`: the oldest version that had a part in each token, be it through a cache.
+    `behaviour` is GIVEN for a token that was not sampled: it is read, and predicted by nobody. `oldest`: the oldest
+    version that had a part in each token, be it through a cache.
     """
 
     prompt_ids: Sequence[int]
@@ -33,6 +34,11 @@ class Sample:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.tokens)
 
+    @property
+    def sampled(self) -> list[int]:
+        """Which of its tokens are trained."""
+        return [at for at, logprob in enumerate(self.behaviour) if logprob != GIVEN]
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -40,14 +46,14 @@ class MicroBatch:
 
     ids_BL: Tensor
     predicts_BL: Tensor
-    """True where the next token of the row is a response token."""
+    """True where the next token of the row is one that was sampled."""
     targets_T: Tensor
     behaviour_T: Tensor
     """Logprob of each token under the distribution that it was sampled from."""
     advantages_T: Tensor
     oldest_T: Tensor
     first: int
-    """Columns before this one predict no response token of any row."""
+    """Columns before this one predict nothing of any row."""
     is_idle: bool
     """It only keeps the other ranks company: what it computes counts for nothing."""
 
@@ -131,14 +137,16 @@ def pack(samples: Sequence[Sample], device: torch.device, *, is_idle: bool = Fal
     longest = max(sample.num_tokens for sample in samples)
     ids_BL = np.zeros((len(samples), longest), np.int64)  # any valid id does as padding
     predicts_BL = np.zeros((len(samples), longest), bool)
+    sampled = [sample.sampled for sample in samples]
     for row, sample in enumerate(samples):
         start, end = len(sample.prompt_ids), sample.num_tokens
         ids_BL[row, :start] = sample.prompt_ids
         ids_BL[row, start:end] = sample.tokens
-        predicts_BL[row, start - 1 : end - 1] = True
+        predicts_BL[row, [start - 1 + at for at in sampled[row]]] = True
 
     def flat(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)
+        kept = [row[at] for row, chosen in zip(values, sampled, strict=True) for at in chosen]
+        return torch.tensor(kept, dtype=dtype, device=device)
 
     return MicroBatch(
         ids_BL=torch.from_numpy(ids_BL).to(device),

@@ -19,7 +19,7 @@ def batch_metrics(rows: Sequence[SequenceRow], advantages: Advantages, version: 
     metrics = {
         "train/num_sequences": float(len(rows)),
         "train/num_groups_used": float(advantages.num_groups_used),
-        "train/num_tokens": float(sum(len(row.tokens) for row, is_used in zip(rows, used, strict=True) if is_used)),
+        "train/num_tokens": float(sum(row.num_sampled for row, is_used in zip(rows, used, strict=True) if is_used)),
         **_spread("critic/score", [row.score for row in rows if row.score is not None]),
         **_spread("critic/advantages", advantages.values_N[advantages.used_N].tolist()),
         **_spread("response_length", lengths),

@@ -103,7 +103,7 @@ class HfTrainer:
         rows = sorted(rows, key=lambda row: row.id)
         advantages = batch_advantages(rows, self._config.algorithm)
         chosen = zip(rows, advantages.values_N.tolist(), advantages.used_N.tolist(), strict=True)
-        samples = [to_sample(row, advantage) for row, advantage, is_used in chosen if is_used and row.tokens]
+        samples = [to_sample(row, advantage) for row, advantage, is_used in chosen if is_used and row.num_sampled]
         seed = (self._config.run.seed, step)
         parts = split_groups(samples, self._config.trainer.updates_per_step, seed)
 
@@ -111,7 +111,7 @@ class HfTrainer:
         self._unfinished_step = step
         mismatch = Mismatch(self.version)
         if not parts:
-            self._look_at([to_sample(row, 0.0) for row in rows if row.tokens], mismatch)
+            self._look_at([to_sample(row, 0.0) for row in rows if row.num_sampled], mismatch)
         # The first update's own forward pass shows its part under the weights of the start; here are the others.
         starts = [self._look_at(part, mismatch) for part in parts[1:]]
         tallies = [self._update(part, mismatch, None) for part in parts[:1]]
@@ -137,7 +137,7 @@ class HfTrainer:
         """
         if self._policy is None:
             self._policy = averaging(self.model, self._config, self._buckets)
-        tally = Tally(num_tokens=sum(len(sample.tokens) for sample in samples))
+        tally = Tally(num_tokens=sum(len(sample.sampled) for sample in samples))
         last = len(self._plan(samples)) - 1
         for i, micro in enumerate(self._micro_batches(samples)):
             with syncing(self._policy, is_last=i == last):

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.queue.schema import GIVEN
 from stages.rl.batch import Sample, pack, plan_micro_batches, plan_passes, plan_shares, split_groups, to_sample
 from tests.fakes.tiny_policy import make_row
 
@@ -34,6 +35,15 @@ def test_pack_carries_each_tokens_own_values():
     assert micro.oldest_T.tolist() == [4, 5, 6]
     assert micro.first == 0 and micro.num_tokens == 3
     assert not micro.predicts_BL[:, : micro.first].any()
+
+
+def test_tokens_that_were_given_are_read_and_predicted_by_nobody():
+    rows = [Sample([1, 2], [3, 4, 5, 6], [-0.1, GIVEN, GIVEN, -0.4], [7, 8, 9, 10], 0.5, (1, 0)), sample(1, [5])]
+    micro = pack(rows, CPU)
+    assert micro.ids_BL[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert micro.predicts_BL[0].tolist() == [False, True, False, False, True, False]
+    assert (micro.targets_T.tolist(), micro.oldest_T.tolist()) == ([3, 6, 5], [7, 10, 3])
+    torch.testing.assert_close(micro.behaviour_T, torch.tensor([-0.1, -0.4, -0.5]))
 
 
 def test_a_token_is_as_old_as_the_oldest_thing_it_was_made_from():

@@ -10,6 +10,7 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 
 from pipeline.core.errors import RunError, StageFailed
+from pipeline.queue.schema import GIVEN
 from stages.rl.batch import split_groups, to_sample
 from stages.rl.trainer import HfTrainer
 from tests.fakes.tiny_policy import EOS, VOCAB_SIZE, make_config, make_row, make_rows, write_model
@@ -56,6 +57,25 @@ def sampled_rows(path, temperature: float, step: int = 1, scores=(1.0, 0.0)):
 
 
 # --- the loss --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_tool_said_carries_no_loss(model):
+    """The gradient is that of the sampled tokens' logprobs alone, with the tool's tokens read; and it is not that of a
+    conversation in which the policy had sampled them too."""
+    (row, *_) = sampled_rows(model, 1.0)[3:]
+    given = replace(row, logprobs=[GIVEN if 2 <= at < 6 else logprob for at, logprob in enumerate(row.logprobs)])
+    trainer = HfTrainer(make_config(model))
+    _, found = gradients(trainer, [to_sample(given, 1.5)])
+    _, whole = gradients(trainer, [to_sample(row, 1.5)])
+    ids = torch.tensor([row.prompt_ids + row.tokens])
+    logits = trainer.model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1]
+    logprobs = torch.log_softmax(logits, -1)[range(len(row.tokens)), row.tokens]
+    kept = [at for at in range(len(row.tokens)) if not 2 <= at < 6]
+    trainer.optimizer.zero_grad()
+    (-1.5 * logprobs[kept].mean()).backward()  # on policy, where the ratio is 1
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    assert any(not torch.allclose(found[name], whole[name], rtol=1e-2) for name in found)
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
