@@ -29,6 +29,7 @@ from pipeline.core.fleet import Capacity
 from pipeline.core.modes import ModeName
 from pipeline.core.worker import WorkerState
 from pipeline.disk import Reserve, explain_full, is_full_error
+from pipeline.environment import write_environment
 from pipeline.journal import Journal
 from pipeline.metrics import Row, step_row
 from pipeline.nodes import Nodes
@@ -203,6 +204,7 @@ class Controller:
         self.shell.queue = await self._queue_client(endpoint)
         restored = await asyncio.to_thread(self._restore)  # it may keep the server busy for longer than a heartbeat
         self._restored.set()
+        asyncio.get_running_loop().run_in_executor(None, write_environment, self.run, self.attempt)
         await self.shell.run(restored)
 
     async def _watch_queue(self) -> None:
@@ -271,7 +273,10 @@ class Controller:
                 self.tracking.open()
                 self.status.value["status"] = "running"
                 self.status.value["mlflow"] = self.tracking.location
-            self.status.show(self.core, {name: node.bindings.describe() for name, node in self.shell.nodes.items()})
+            self.watcher.look()
+            if self.status.is_due:
+                bindings = {name: node.bindings.describe() for name, node in self.shell.nodes.items()}
+                self.status.show(self.core, bindings, self.watcher.picture())
             await asyncio.sleep(0.1)
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
@@ -327,7 +332,7 @@ class Controller:
         with contextlib.suppress(OSError, RunError):  # what is wrong with it is the cause by now
             rows = MetricsLog(self.run.metrics).rows()
         write_json(self.run.summary, summarise(status, rows, time.monotonic() - self.started) | cause)
-        self.status.show(self.core, {}, at_once=True)
+        self.status.show(self.core, {}, {})
         self.status.write(status=status, stage="", error=None if status == "done" else {"reason": reason})
         if status != "requeued":
             write_json(self.run.ended, {"status": status, "attempt": self.attempt} | cause)

@@ -9,7 +9,9 @@ from pipeline.run_folder import RunFolder, read_json
 
 
 def make_tags(run: RunFolder, config: Config) -> dict[str, str]:
-    return {"run_name": run.name, "deployment_mode": config.placement.mode, **_origin(run), **_git_sha()}
+    sha = git_sha()
+    tags = {"run_name": run.name, "deployment_mode": config.placement.mode, **_origin(run)}
+    return tags | ({"git_sha": sha} if sha else {})
 
 
 def key_params(config: Config) -> dict[str, Any]:
@@ -46,11 +48,11 @@ def _origin(run: RunFolder) -> dict[str, str]:
     return tags | ({"mlflow.parentRunId": origin["mlflow_run_id"]} if origin["mlflow_run_id"] else {})
 
 
-def _git_sha() -> dict[str, str]:
-    """The commit of the checkout that this package lies in, if it does."""
+def git_sha() -> str:
+    """The commit of the checkout that this package lies in; "" if it lies in none."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return {"git_sha": found.stdout.strip()} if found.returncode == 0 else {}
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""

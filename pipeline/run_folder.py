@@ -1,7 +1,7 @@
 """Where everything of a run lies. The folder is 0700, its files 0600; names never leave this file.
 
-config.yaml  inputs.json  status.json  summary.json  metrics.jsonl  judge_samples.jsonl  attempt_K  ENDED  secrets/
-mlflow.db  mlflow_run.json  origin.json (of a fork)
+config.yaml  inputs.json  environment.json  status.json  summary.json  metrics.jsonl  timeline.jsonl
+judge_samples.jsonl  attempt_K  ENDED  secrets/  mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
 planner/{choice.json,decisions.jsonl}   stages/ (what the user's save)   cache/   .reserve (of a live run)
 """
@@ -36,6 +36,11 @@ class RunFolder:
         return self.path / "inputs.json"
 
     @property
+    def environment(self) -> Path:
+        """Where the newest attempt runs: host, processors, versions of packages."""
+        return self.path / "environment.json"
+
+    @property
     def origin(self) -> Path:
         """Of a fork: the run and step that it goes on from."""
         return self.path / "origin.json"
@@ -59,8 +64,13 @@ class RunFolder:
 
     @property
     def judge_samples(self) -> Path:
-        """Some verdicts of each step, whole, for people to read."""
+        """Some responses with their verdicts, for people to read, as `pipeline.samples` chooses them."""
         return self.path / "judge_samples.jsonl"
+
+    @property
+    def timeline(self) -> Path:
+        """Of slots, loads and steps, as `pipeline.watching.history` has it."""
+        return self.path / "timeline.jsonl"
 
     @property
     def ended(self) -> Path:

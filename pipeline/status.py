@@ -7,9 +7,12 @@ in one step, at most four times a second while the run goes on.
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pipeline.config import Config
 from pipeline.core.dag import Progress
-from pipeline.run_folder import RunFolder, write_json
+from pipeline.core.sequences import PLACES
+from pipeline.run_folder import RunFolder, write_atomic
 
 if TYPE_CHECKING:
     from pipeline.core.core import Core
@@ -62,22 +65,30 @@ class StatusFile:
             "nodes": {},
             "workers": [],
             "bindings": {},
+            "slots": [],
+            "queues": {},
+            "steps": [],
+            "shifts": [],
             "error": None,
             "mlflow": None,
             "cluster": config.cluster.kind,
         }
 
-    def show(self, core: "Core", bindings: dict[str, Any], at_once: bool = False) -> None:
-        """Write the ledger's state, unless that was done a moment ago. `bindings`: what each node's agent observes,
-        beside what is planned, in `workers`."""
-        if time.monotonic() - self._written < _PERIOD_S and not at_once:
-            return
+    @property
+    def is_due(self) -> bool:
+        """Whether it was not written a moment ago."""
+        return time.monotonic() - self._written >= _PERIOD_S
+
+    def show(self, core: "Core", bindings: dict[str, Any], seen: dict[str, Any]) -> None:
+        """Write the ledger's state. `bindings`: what each node's agent observes, beside what is planned, in `workers`;
+        `seen`: slots, queues, steps and shifts, as `pipeline.watching.seen` has them."""
         open_steps = [s for s in core.steps.values() if not s.is_closed]
         step = open_steps[-1] if open_steps else None
         running = [n for s in open_steps for n, p in s.stages.items() if p is Progress.RUNNING]
         counts: dict[str, int] = {}
-        for sequence in core.sequences.of_step(step.step) if step else ():
-            counts[sequence.state] = counts.get(sequence.state, 0) + 1
+        for place in PLACES:
+            if step is not None and (num := core.sequences.num_of(step.step, place)):
+                counts[place.state] = counts.get(place.state, 0) + num
         self.write(
             step=step.step if step else max(core.steps, default=0),
             version=core.versions.current,
@@ -89,9 +100,12 @@ class StatusFile:
                 for w in core.fleet.workers.values()
             ],
             bindings=bindings,
+            **seen,
         )
 
     def write(self, **changes: Any) -> None:
         self.value |= changes | {"updated": time.time()}
         self._written = time.monotonic()
-        write_json(self._run.status, self.value, durable=False)
+        # With the workers of many slots Python's own encoder would take a tenth of a core.
+        text = msgspec.json.format(msgspec.json.encode(self.value), indent=1).decode()
+        write_atomic(self._run.status, f"{text}\n", durable=False)

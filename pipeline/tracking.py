@@ -30,6 +30,7 @@ from pipeline.node_load import NodeLoad
 from pipeline.processes import say
 from pipeline.run_facts import key_params, make_tags
 from pipeline.run_folder import RunFolder, read_json, write_atomic, write_json
+from pipeline.samples import Choice
 
 _STEP = "training/global_step"
 """Its highest value says up to which step MLflow has the rows."""
@@ -111,6 +112,7 @@ class Tracking:
         self._is_off = config.tracking.uri == "none"
         self._pending: deque[tuple[int, Row]] = deque()
         self._samples: list[tuple[float, dict[str, float]]] = []
+        self._choice = Choice()
         self._has_judged = False
         self._num_points = 0
         """Of all that waits."""
@@ -148,10 +150,14 @@ class Tracking:
             self._wake.notify()
 
     def log_judged(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Some verdicts of the step: into the run's folder, and from there the newest ones into a table of MLflow."""
+        """Of these verdicts of the step some: into the run's folder, and from there the newest ones into a table of
+        MLflow."""
+        chosen = self._choice.take(step, samples, self._config.data.train_batch_size)
+        if not chosen:
+            return
         with suppress(OSError):  # of a disk that is full the rows say so
             with open(self._run.judge_samples, "a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"step": step, **sample}) + "\n" for sample in samples)
+                file.writelines(json.dumps({"step": step, **sample}) + "\n" for sample in chosen)
             with self._wake:
                 self._has_judged = True
                 self._wake.notify()

@@ -1,7 +1,7 @@
 """The controller's watcher: what happens in a live run, told to the monitor; the planner's questions, answered.
 
     wire messages, events ▶ reports ▶ Monitor ─ snapshot ▶ (a thread) decide ▶ PlanMade ▶ core
-                                        └▶ CostsMeasured, metrics, planner/decisions.jsonl
+                                        └▶ CostsMeasured, metrics, planner/decisions.jsonl, timeline.jsonl
 
 It reads the core and changes nothing there. All but `decide` and writing happens on the controller's loop. Whatever
 goes wrong here is said, and the run goes on as if the planner said: stay.
@@ -10,7 +10,7 @@ goes wrong here is said, and the run goes on as if the planner said: stay.
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,13 @@ from pipeline.core.reports import CacheKnown, Report
 from pipeline.core.snapshot import Snapshot
 from pipeline.processes import say
 from pipeline.run_folder import RunFolder
-from pipeline.watching.book import Book
+from pipeline.watching.book import Book, began
 from pipeline.watching.hands import Hands
+from pipeline.watching.history import Line
 from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.running import Running
+from pipeline.watching.seen import Seen
 from pipeline.watching.shifts import Shifts, figures
 from pipeline.watching.usage import Usage
 from pipeline.wire import FromWorker, WorkerExited, WorkerReady
@@ -70,7 +72,10 @@ class Watcher:
         self._is_shared = bool(self._shared)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         attempts = run.attempts()
-        self._book = Book(run.decisions, attempts[-1] if attempts else 0, say)
+        attempt = attempts[-1] if attempts else 0
+        self._book, self._timeline = (Book(path, attempt, say) for path in (run.decisions, run.timeline))
+        age_s = max(0.0, time.time() - (began(run.timeline) or time.time()))
+        self._seen = Seen(core, core.plan.block_slots, clock(), age_s)
         self._settings = config.placement.planner.settings()
         self.monitor: Monitor | None = None
         self._told: dict[Role, tuple[IterationCost, float]] = {}
@@ -100,6 +105,16 @@ class Watcher:
         asked = asyncio.get_running_loop().run_in_executor(self._thread, answer.find)
         asked.add_done_callback(lambda done: self._answered(answer, done))
 
+    def look(self) -> None:
+        """Call some times a second: how things stand is written to timeline.jsonl."""
+        self._safely(lambda: self._tell(self._seen.history.look(self._clock())))
+
+    def picture(self) -> dict[str, Any]:
+        """How things stand, for status.json: as of the last look."""
+        found: dict[str, Any] = {}
+        self._safely(lambda: found.update(self._seen.picture(self._clock(), time.time())))
+        return found
+
     def metrics(self, step: int) -> dict[str, float]:
         """For the row of `step`: how things stand, and what was since the last row."""
         found: dict[str, float] = {}
@@ -108,6 +123,7 @@ class Watcher:
 
     def close(self) -> None:
         """Nothing more is taken. What waits is done before the process ends."""
+        self._safely(lambda: self._tell(self._seen.history.rest()))
         self._thread.shutdown(wait=False)
 
     # --- what happens ----------------------------------------------------------------------------------------------
@@ -138,6 +154,7 @@ class Watcher:
         assert self.monitor is not None
         self.monitor.feed(*reports)
         self._usage.take(reports)
+        self._seen.take(reports)
 
     def _heard(self, message: FromWorker | WorkerExited) -> None:
         if self.monitor is None:
@@ -145,6 +162,7 @@ class Watcher:
         now = self._clock()
         match message:
             case Counts():
+                self._seen.history.rates.heard(message, now)
                 self._feed(*self._running.heard(message, now))
                 self._tell_costs(now)
             case Slept() | Woken() | WakeFailed():
@@ -157,6 +175,7 @@ class Watcher:
                     self._feed(known)
             case WorkerExited():
                 self._running.begun(message.worker)
+                self._seen.history.rates.ended(message.worker)
 
     def _after(self, event: ev.Event, decisions: list[de.Decision], now: float) -> None:
         if isinstance(event, ev.RunRestored):
@@ -166,6 +185,8 @@ class Watcher:
         if self._hands.may_have_changed(event, decisions):
             self._move(event, decisions, now)
         self._feed(*self._progress.look(now), *self._running.take(event, decisions, now))
+        if isinstance(event, ev.StepRecorded):
+            self._tell(self._seen.record(event.step, now))
         if due := self._planning.due(self._progress):
             judged, published = dict(self._progress.judged), dict(self._progress.published)
             self._in_thread(self._weigh, due, judged, published, self._snapshot(now))
@@ -185,7 +206,8 @@ class Watcher:
         self._shifts.order(decisions, workers, blocks, now)
         for shift in self._shifts.ended():
             self._planning.shifted(shift)
-            self._write("shift", now, shift.line())
+            self._seen.shifts.ended(shift, time.time(), max(self._core.steps, default=0))
+            self._write("shift", now, shift.line() | {"slots": self._places.slots_of(shift.block)})
 
     def _block_of(self, name: str) -> int | None:
         worker = self._core.fleet.workers.get(name)
@@ -206,6 +228,8 @@ class Watcher:
             self._fault(error)
             answer.fail(error)
         self._planning.keep(answer)
+        if answer.moves:
+            self._seen.shifts.decided(answer.number, answer.prediction.gain_s if answer.prediction else None)
         self._write("decision", answer.snapshot.at_s, answer.line())
         self._post(answer.event())
 
@@ -221,6 +245,7 @@ class Watcher:
 
         for worth in weigh(due, judged, published, then):
             self._worths.append(worth)
+            self._seen.shifts.weighed(worth.prediction.number, worth.gain_s)
             self._book.write("worth", then.at_s, worth_line(worth))
 
     def _tell_costs(self, now: float) -> None:
@@ -255,6 +280,10 @@ class Watcher:
 
     def _write(self, kind: str, at_s: float, line: Mapping[str, Any]) -> None:
         self._in_thread(self._book.write, kind, at_s, line)
+
+    def _tell(self, lines: Iterable[Line]) -> None:
+        for kind, at_s, line in lines:
+            self._in_thread(self._timeline.write, kind, at_s, line)
 
     def _in_thread(self, call: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # at the end nothing more is taken

@@ -78,7 +78,7 @@ class Reward:
     def __init__(self, task: TaskContext, spec: StageSpec) -> None:
         config: Config = task.worker.config
         self.inbox: Inbox = Inbox()
-        self.samples = Samples()
+        self.samples = Samples(config.data.train_batch_size)
         self._task, self._spec, self._worker, self._config = task, spec, task.worker, config
         self._reward, self._genrm = config.reward, config.reward.genrm
         self._policy = load_tokenizer(config.model.policy.path, config.model.trust_remote_code)

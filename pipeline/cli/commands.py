@@ -104,6 +104,18 @@ def status(run: str | None, as_json: bool) -> int:
 
 @commands.command()
 @_run_argument
+def watch(run: str) -> int:
+    """Show slots, queues, steps and shifts of a run, live; Ctrl-C leaves the run alone.
+
+    On a terminal until the run ends, elsewhere once.
+    """
+    from pipeline.cli.watch import watch
+
+    return watch(run)
+
+
+@commands.command()
+@_run_argument
 @click.option("-f", "follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--role", type=click.Choice(_ROLES), help="Only of this role or process.")
 @click.option("--step", type=click.IntRange(min=0), help="Of the stage tasks of this step.")
@@ -259,6 +271,19 @@ def compare(what: tuple[str, ...], modes: str, seeds: int, cluster: str | None, 
     return compare(what, modes=modes, num_seeds=seeds, cluster=cluster, folder=folder, as_json=as_json)
 
 
+@commands.command()
+@_run_argument
+@click.option("-o", "--out", default="", metavar="FILE.html", help="Where to.  [default: RUN.html, here]")
+def report(run: str, out: str) -> int:
+    """Write one page, for a browser, of what a run did: slots, shifts, curves, samples, and what to change first.
+
+    Nothing but the run's folder is read, and the page needs nothing but itself.
+    """
+    from pipeline.cli.report import report
+
+    return report(run, out)
+
+
 @commands.command("_controller", hidden=True)
 @click.argument("run")
 def controller(run: str) -> int:
@@ -296,6 +321,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _visible(error: Exception) -> str:
-    from pipeline.cli.terminal import visible
+    from pipeline.wording import visible
 
     return visible(str(error))

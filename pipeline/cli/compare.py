@@ -10,12 +10,13 @@ import click
 
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.runs import Rows, find_run, how_it_stands, read_status
-from pipeline.cli.terminal import table, visible
+from pipeline.cli.terminal import table
 from pipeline.comparison import IDLE, Outcome, mean_of, outcome
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError
 from pipeline.core.modes import ModeName
 from pipeline.run_folder import RunFolder
+from pipeline.wording import visible
 
 Found = dict[str, list[tuple[RunFolder, Outcome]]]
 

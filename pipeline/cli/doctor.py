@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli.terminal import table, visible
+from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError
 from pipeline.doctor.finding import Finding, State, fault, ok
 from pipeline.doctor.machine import look_at_machine, tracking
 from pipeline.doctor.packages import look_at_packages
+from pipeline.wording import visible
 
 _SIGNS = {State.OK: "ok", State.WARNING: "warning", State.FAULT: "FAULT", State.ABSENT: "-"}
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol, TextIO
 
 from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, job_output, read_status
 from pipeline.cli.show import describe_end, describe_stopped
-from pipeline.cli.terminal import abandon, number, seconds, visible
+from pipeline.cli.terminal import abandon
 from pipeline.disk import is_full
 from pipeline.processes import describe_exit, log_tail
 from pipeline.run_folder import RunFolder
 from pipeline.status import EXIT_CODES, is_stopped
+from pipeline.wording import number, seconds, visible
 
 _USER_FAULT = 2
 _FAILED = "genrm/failed_"

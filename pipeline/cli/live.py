@@ -11,8 +11,8 @@ from rich.text import Text
 
 from pipeline.cli.follow import MetricRow, describe_row
 from pipeline.cli.runs import Status, how_it_stands
-from pipeline.cli.terminal import seconds, visible
 from pipeline.run_folder import RunFolder
+from pipeline.wording import seconds, visible
 
 _LAST_ROWS = 5
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from pipeline.cli.runs import find_run, read_status
-from pipeline.cli.terminal import visible
 from pipeline.core.dag import STAGES
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
+from pipeline.wording import visible
 
 _POLL_S = 0.2
 _STAGES = {stage.name: stage.role for stage in STAGES}

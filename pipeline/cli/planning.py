@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.decisions import read_decisions, show_decisions
+from pipeline.cli.decisions import show_decisions
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.planning_text import moment_as_json, show_choice, show_cycle, show_moment
 from pipeline.cli.runs import DEFAULT_ROOT, find_run, holds_run, how_it_stands, read_status
@@ -24,6 +24,7 @@ from pipeline.simulator.forecast import choose_for, setup_of
 from pipeline.simulator.modes import Schedule, shiftable_schedule, train_sizes
 from pipeline.simulator.moment import Moment, look_at
 from pipeline.simulator.setup import Beliefs, Setup
+from pipeline.watching.decided import read_decisions
 
 _OVER = ("done", "failed", "cancelled", "died")
 

@@ -6,10 +6,10 @@ import click
 
 from pipeline.cli.runs import as_argument, find_run, how_it_stands, read_status
 from pipeline.cli.submit import cluster_settings, start
-from pipeline.cli.terminal import visible
 from pipeline.config import Config, load_resolved, save_resolved
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
+from pipeline.wording import visible
 
 
 def resume(

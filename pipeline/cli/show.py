@@ -21,10 +21,11 @@ from pipeline.cli.runs import (
     read_status,
     signal_controller,
 )
-from pipeline.cli.terminal import number, seconds, table, visible
+from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.status import is_stopped
+from pipeline.wording import number, seconds, visible
 
 _POLL_S = 0.1
 

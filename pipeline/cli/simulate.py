@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.page_file import check_page, try_file
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.terminal import table
 from pipeline.core.errors import ConfigError, RunError
@@ -38,7 +39,7 @@ def simulate(
     names = list(ModeName) if modes == "all" else list(dict.fromkeys(_mode(text.strip()) for text in modes.split(",")))
     setups = {n: setup_of(config, gpu=gpu, num_gpus=n, lengths=lengths) for n in sizes}
     if html:
-        check_page(Path(html))
+        check_page(Path(html), "--html", "forecast.html")
     if png:
         check_folder(Path(png))
     wrong = {n: [scenario_of(text, setup) for text in scenarios] for n, setup in setups.items()}
@@ -61,34 +62,13 @@ def simulate(
     return 0
 
 
-def check_page(path: Path) -> None:
-    """Before minutes of simulation: whether the page can be written at all. Raises ConfigError."""
-    if path.is_dir():
-        raise ConfigError(f"--html {path}: is a folder; valid: a file in it, such as {path / 'forecast.html'}")
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--html {path}: valid: a file that ends in .html, such as {path}.html")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--html {path}: there is no folder {path.parent}")
-    _try(path, f"--html {path}")
-
-
 def check_folder(folder: Path) -> None:
     """Makes the folder. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--png {folder}: is no folder and cannot be made: {error.strerror}") from error
-    _try(folder / ".probe", f"--png {folder}")
-
-
-def _try(path: Path, named: str) -> None:
-    is_new = not path.exists()
-    try:
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"{named}: cannot be written: {error.strerror}") from error
+    try_file(folder / ".probe", f"--png {folder}")
 
 
 def _write(study: Study, html: str, png: str) -> list[str]:

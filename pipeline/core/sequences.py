@@ -55,6 +55,7 @@ WAITING = {role: Place(SequenceState.WAITING, role) for role in INFERENCE}
 RUNNING = {role: Place(SequenceState.RUNNING, role) for role in INFERENCE}
 SCORED, BATCHED = Place(SequenceState.SCORED), Place(SequenceState.BATCHED)
 TRAINED, DROPPED = Place(SequenceState.TRAINED), Place(SequenceState.DROPPED)
+PLACES = (*WAITING.values(), *RUNNING.values(), SCORED, BATCHED, TRAINED, DROPPED)
 
 LIFE: Mapping[tuple[Place, SequenceChange], Place] = {
     (WAITING[Role.ROLLOUT], SequenceChange.DISPATCHED): RUNNING[Role.ROLLOUT],

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from pipeline.report.page import style
+from pipeline.report.tables import Cell, table, words
 from pipeline.simulator.forecast import Forecast
 from pipeline.simulator.plots import Picture, as_svg, size_px, throughput_figure, timeline_figure, utilisation_figure
 from pipeline.simulator.series import timeline, utilisation
@@ -27,7 +29,6 @@ _KEY = (
     "each role, and in grey those on their way to one. Dashed lines: GPUs set out for another role; triangles: a "
     "version of the policy is published."
 )
-_WORDS = ' class="text"'
 
 
 def pictures(study: Study) -> Iterator[Picture]:
@@ -87,7 +88,8 @@ def page(study: Study, shown: Sequence[Picture]) -> str:
         growth=_paragraphs(f"{step}." for step in growth(study.rows))
         or "<p>One number of GPUs was asked for: name several, such as <code>--gpus 32,64</code>.</p>",
         figures="\n".join(_figures(shown)),
-        inputs=_rows([], [[(name, True), (text, True)] for name, text in study.inputs]),
+        inputs=table([], [[words(name), words(text)] for name, text in study.inputs]),
+        style=style(),
     )
 
 
@@ -131,26 +133,10 @@ def _idle_table(study: Study) -> str:
 
 def _modes(study: Study, names: Sequence[str], figures: Callable[[Forecast], Sequence[str]]) -> str:
     """One line per row of the study. `figures` has as many texts as there are `names`."""
-    header = [("GPUs", False), ("mode, best split", True), *((name, False) for name in names)]
+    header = [Cell("GPUs"), words("mode, best split"), *map(Cell, names)]
     rows = [(num_gpus, row) for num_gpus, rows in study.rows.items() for row in rows]
-    cells = [[(str(n), False), (row.schedule, True), *((text, False) for text in figures(row))] for n, row in rows]
-    return _rows(header, cells, [row is best(study.rows[n]) for n, row in rows])
-
-
-def _rows(
-    header: Sequence[tuple[str, bool]], rows: Sequence[Sequence[tuple[str, bool]]], is_best: Sequence[bool] = ()
-) -> str:
-    """Of cells: their text, and whether it is words rather than a number."""
-
-    def line(cells: Sequence[tuple[str, bool]], tag: str, kind: str = "") -> str:
-        inner = "".join(f"<{tag}{_WORDS if words else ''}>{escape(text)}</{tag}>" for text, words in cells)
-        return f"<tr{kind}>{inner}</tr>"
-
-    marks = [' class="best"' if mark else "" for mark in is_best] or [""] * len(rows)
-    head = f"<thead>{line(header, 'th')}</thead>" if header else ""
-    body = "\n".join(line(cells, "td", mark) for cells, mark in zip(rows, marks, strict=True))
-    kind = ' class="figures"' if header else ""
-    return f"<table{kind}>{head}\n<tbody>\n{body}\n</tbody></table>"
+    cells = [[Cell(str(n)), words(row.schedule), *map(Cell, figures(row))] for n, row in rows]
+    return table(header, cells, best=[row is best(study.rows[n]) for n, row in rows])
 
 
 def _figures(shown: Sequence[Picture]) -> Iterator[str]:

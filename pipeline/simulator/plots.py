@@ -1,8 +1,4 @@
-"""Plots of simulated runs, the only place that draws (matplotlib, loaded when the first figure is made).
-
-Colours are those of Okabe and Ito, which the colour-blind tell apart; dashes and hatches say the same again, for prints
-without colour. Everything is drawn on white.
-"""
+"""Plots of simulated runs as pictures (matplotlib, loaded when the first figure is made)."""
 
 import io
 import math
@@ -13,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from pipeline.core.events import Role
+from pipeline.report.looks import DARK, GREY, MODE_LOOKS, OTHER_LOOK, ROLE_LOOKS, Look
 from pipeline.simulator.cluster import LOST, SHIFT
 from pipeline.simulator.lengths import Array
 from pipeline.simulator.series import ROLES, Stretch, Timeline, share_of_time
@@ -28,29 +25,15 @@ _ABREAST = 4
 """Panels."""
 
 
-class _Look(NamedTuple):
-    colour: str
-    dashes: str | tuple[int, tuple[int, ...]]
-    hatch: str
-
-
-_BLUE, _ORANGE, _GREEN, _RED, _SKY, _PINK = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
+_HATCH = 3
+"""As dense as hatches are."""
 _STATES = {
-    Role.ROLLOUT.value: _Look(_BLUE, "-", ""),
-    Role.REWARD.value: _Look(_ORANGE, (0, (5, 1)), "///"),
-    SHIFT: _Look("#999999", "-", "xxx"),
-    Role.TRAIN.value: _Look(_GREEN, (0, (1, 1)), "\\\\\\"),
-    LOST: _Look("#222222", "-", ""),
+    Role.ROLLOUT.value: ROLE_LOOKS[Role.ROLLOUT],
+    Role.REWARD.value: ROLE_LOOKS[Role.REWARD],
+    SHIFT: Look(GREY, hatch="x"),
+    Role.TRAIN.value: ROLE_LOOKS[Role.TRAIN],
+    LOST: Look(DARK),
 }
-_MODES = {
-    "colocated": _Look(_BLUE, "-", ""),
-    "disaggregated": _Look(_ORANGE, (0, (5, 1)), "///"),
-    "rollout_reward_colocated": _Look(_GREEN, (0, (1, 1)), "\\\\\\"),
-    "trainer_pool": _Look(_PINK, (0, (4, 1, 1, 1)), "---"),
-    "shiftable": _Look(_RED, (0, (8, 2)), "xxx"),
-}
-"""The same in all plots, whichever of them are there."""
-_OTHER = _Look(_SKY, (0, (2, 2)), "|||")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +65,8 @@ def throughput_figure(
             if mode not in by_mode:
                 panel.text(0, place, " does not fit", va="center", fontsize=_FONT - 1, color="#555555")
                 continue
-            look, value = _MODES.get(mode, _OTHER), by_mode[mode]
-            panel.barh(place, value, 0.72, color=_light(look.colour), edgecolor=look.colour, hatch=look.hatch)
+            look, value = MODE_LOOKS.get(mode, OTHER_LOOK), by_mode[mode]
+            panel.barh(place, value, 0.72, color=_light(look.colour), edgecolor=look.colour, hatch=_HATCH * look.hatch)
             weight = "bold" if value == most else "normal"
             panel.text(value, place, f" {value:.2f}", va="center", fontsize=_FONT, fontweight=weight)
         panel.set_yticks(range(len(modes)), [_words(mode) for mode in modes])
@@ -105,7 +88,7 @@ def timeline_figure(shown: Timeline, *, title: str) -> "Figure":
         look = _STATES[role.value]
         rate = np.append(shown.rates[role], shown.rates[role][-1:])
         above.plot(
-            shown.edges_s, rate, color=look.colour, linestyle=look.dashes, drawstyle="steps-post", label=role.value
+            shown.edges_s, rate, color=look.colour, linestyle=_line(look), drawstyle="steps-post", label=role.value
         )
     above.set_ylim(0, 1.12 * max(1e-9, *(float(rate.max(initial=0.0)) for rate in shown.rates.values())))
     above.set_ylabel("sequences/s")
@@ -136,10 +119,10 @@ def utilisation_figure(by_mode: Mapping[str, Array], *, title: str) -> "Figure":
     most = max([1.0, *(float(np.quantile(values, 0.99)) for values in by_mode.values())])
     levels = np.linspace(0, most, 401)
     for mode, values in by_mode.items():
-        look = _MODES.get(mode, _OTHER)
+        look = MODE_LOOKS.get(mode, OTHER_LOOK)
         label = f"{_words(mode)} (mean {values.mean():.0%})"
         panel.plot(
-            100 * levels, 100 * share_of_time(values, levels), color=look.colour, linestyle=look.dashes, label=label
+            100 * levels, 100 * share_of_time(values, levels), color=look.colour, linestyle=_line(look), label=label
         )
     panel.set_xlim(0, 100 * most)
     panel.set_ylim(0, 100)
@@ -176,7 +159,7 @@ def _stack(panel: "Axes", shown: Timeline) -> None:
             area.low + area.num,
             facecolor=_light(look.colour),
             edgecolor=look.colour,
-            hatch=look.hatch,
+            hatch=_HATCH * look.hatch,
             linewidth=0,
         )
         panel.hlines(area.low + area.num, area.start_s, area.end_s, color=look.colour, linewidth=1)
@@ -256,6 +239,10 @@ def _plain(panel: "Axes", grid: Literal["x", "y", "both"]) -> None:
     panel.tick_params(labelsize=_FONT - 1)
     panel.xaxis.label.set_fontsize(_FONT)
     panel.yaxis.label.set_fontsize(_FONT)
+
+
+def _line(look: Look) -> str | tuple[int, tuple[int, ...]]:
+    return (0, look.dashes) if look.dashes else "-"
 
 
 def _light(colour: str) -> tuple[float, float, float]:

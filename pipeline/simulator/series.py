@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.core.events import INFERENCE, Role
+from pipeline.report.spent import covered
 from pipeline.simulator.cluster import Stay, Work
 from pipeline.simulator.lengths import Array
 from pipeline.simulator.result import NUM_SKIPPED, Result, window
@@ -80,8 +81,7 @@ def worked(trace: Iterable[Work], role: Role, edges: Array) -> Array:
     if not spans:
         return np.zeros(len(edges) - 1)
     start, end, amount = np.asarray(spans).T
-    rate = amount / np.maximum(end - start, 1e-9)
-    return np.diff(_ramp(start, rate, edges) - _ramp(end, rate, edges))
+    return covered(start, end, amount / np.maximum(end - start, 1e-9), edges)
 
 
 def stretches(stays: Iterable[Stay], block_gpus: int, start_s: float, end_s: float) -> list[Stretch]:
@@ -108,14 +108,3 @@ def _rates(setup: Setup, result: Result, edges: Array) -> dict[Role, Array]:
 
 def _published(result: Result) -> list[float]:
     return [step.trained_s for step in result.steps if step.trained_s is not None]
-
-
-def _ramp(at: Array, rate: Array, edges: Array) -> Array:
-    """[num_edges]: the sum of rate x (edge - at) over all that are before the edge."""
-    order = np.argsort(at, kind="stable")
-    at, rate = at[order], rate[order]
-    rates = np.concatenate([[0.0], np.cumsum(rate)])
-    moments = np.concatenate([[0.0], np.cumsum(rate * at)])
-    num = np.searchsorted(at, edges, side="right")
-    ramp: Array = rates[num] * edges - moments[num]
-    return ramp

@@ -1,7 +1,9 @@
-"""planner/decisions.jsonl: what the planner was asked and said, what was shifted, and what that was worth.
+"""What the watcher writes down, one JSON object per line: planner/decisions.jsonl has what the planner was asked and
+said, what was shifted, and what that was worth (`kind` is `decision`, `shift` or `worth`), timeline.jsonl what happened
+to slots and steps (pipeline.watching.history).
 
-One JSON object per line; `kind` is `decision`, `shift` or `worth`. Who reads it needs nothing else of the run. A line
-that cannot be written is lost, and the run goes on: that is said once.
+Who reads them needs nothing else of the run. A line that cannot be written is lost, and the run goes on: that is said
+once.
 """
 
 import json
@@ -39,7 +41,7 @@ class Book:
         except (OSError, ValueError) as error:
             if not self._has_failed:
                 self._has_failed = True
-                self._say(f"decisions of the planner cannot be written to {self._path}: {error}; the run goes on")
+                self._say(f"lines cannot be written to {self._path}: {error}; they are lost, and the run goes on")
 
 
 def _is_torn(path: Path) -> bool:
@@ -53,8 +55,12 @@ def _is_torn(path: Path) -> bool:
 
 
 def read_book(path: Path) -> Iterator[Line]:
-    """The lines in the order in which they were written. Torn ones (a full disk, a writer that was killed) are left
-    out."""
+    """The lines in the order in which they were written."""
+    return (line for line in read_lines(path) if "kind" in line)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The JSON objects of a file, one per line. Torn lines (a full disk, a writer that was killed) are left out."""
     if not path.exists():
         return
     for text in path.read_bytes().split(b"\n"):
@@ -62,5 +68,14 @@ def read_book(path: Path) -> Iterator[Line]:
             line = json.loads(text)
         except ValueError:
             continue
-        if isinstance(line, dict) and "kind" in line:
+        if isinstance(line, dict):
             yield line
+
+
+def began(path: Path) -> float | None:
+    """When the first line was written, in seconds since the epoch; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            return float(json.loads(file.readline())["wall"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -97,6 +97,10 @@ class Places:
     def all(self) -> list[Block]:
         return [*(self._shared.all if self._shared else ()), *self._own]
 
+    def slots_of(self, index: int) -> list[str]:
+        """Of a block, as timeline.jsonl names them."""
+        return [f"{block.node}:{slot}" for block in self.all if block.index == index for slot in block.slots]
+
     @property
     def train(self) -> tuple[int, ...]:
         own = (block.index for block in self._own if block.wanted is Role.TRAIN)

@@ -43,11 +43,13 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         "doctor",
         "logs",
         "plan",
+        "report",
         "resume",
         "simulate",
         "status",
         "submit",
         "validate",
+        "watch",
     ]
 
 

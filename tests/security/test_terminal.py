@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.cli.live import LiveView
 from pipeline.cli.runs import read_status
-from pipeline.cli.terminal import visible
 from pipeline.run_folder import RunFolder
 from pipeline.status import start_ticks
+from pipeline.wording import visible
 from tests.cli.conftest import Pivot, pivot
 from tests.cli.test_commands import make_run
 

@@ -177,11 +177,13 @@ def test_soft_on_an_engine_reads_the_verdicts_own_tokens(queue_client: Any, step
 
 def test_pairwise_compares_each_response_with_the_others_to_its_prompt(queue_client: Any, step: int) -> None:
     from pipeline.queue.schema import PromptRow, SegmentRow, sequence_id
+    from pipeline.samples import chosen_prompt
     from tests.stages.test_reward import BYTES, EOS
 
     texts = ["3", "1", "2"]
-    ids = [sequence_id(step, 0, m) for m in range(3)]
-    common: dict[str, Any] = {"step": step, "prompt_no": 0, "text": "q", "data_source": "", "ground_truth": ""}
+    prompt_no = chosen_prompt(step, 2)
+    ids = [sequence_id(step, prompt_no, m) for m in range(3)]
+    common: dict[str, Any] = {"step": step, "prompt_no": prompt_no, "text": "q", "data_source": "", "ground_truth": ""}
     queue_client.admit([PromptRow(id=id, member=m, prompt_ids=[1], **common) for m, id in enumerate(ids)])
     queue_client.claim(ids, [1] * 3)
     queue_client.put_segments(
