@@ -260,15 +260,18 @@ def plan(
 @click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs of each mode.")
 @_cluster_option
 @click.option("--folder", default="", help="Of the runs.  [default: run.root/<first file>-compare]")
+@click.option("--html", default="", metavar="FILE.html", help="Also one page with plots, for a browser.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def compare(what: tuple[str, ...], modes: str, seeds: int, cluster: str | None, folder: str, as_json: bool) -> int:
+def compare(
+    what: tuple[str, ...], modes: str, seeds: int, cluster: str | None, folder: str, html: str, as_json: bool
+) -> int:
     """Run a configuration in each mode of placement, on the same data and seeds, and show what each achieved.
 
     Runs that are done in the folder are not run again, others go on. Of two or more RUNs nothing is started.
     """
     from pipeline.cli.compare import compare
 
-    return compare(what, modes=modes, num_seeds=seeds, cluster=cluster, folder=folder, as_json=as_json)
+    return compare(what, modes=modes, num_seeds=seeds, cluster=cluster, folder=folder, html=html, as_json=as_json)
 
 
 @commands.command()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from pipeline.cli.page_file import check_page
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.runs import Rows, find_run, how_it_stands, read_status
 from pipeline.cli.terminal import table
 from pipeline.comparison import IDLE, Outcome, mean_of, outcome
 from pipeline.config import Config, load_resolved
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, RunError
 from pipeline.core.modes import ModeName
 from pipeline.run_folder import RunFolder
 from pipeline.wording import visible
@@ -22,9 +23,11 @@ Found = dict[str, list[tuple[RunFolder, Outcome]]]
 
 
 def compare(
-    arguments: Sequence[str], *, modes: str, num_seeds: int, cluster: str | None, folder: str, as_json: bool
+    arguments: Sequence[str], *, modes: str, num_seeds: int, cluster: str | None, folder: str, html: str, as_json: bool
 ) -> int:
     """CONFIG arguments, or the names of runs."""
+    if html:
+        check_page(Path(html), "--html", "compared.html")
     failed: dict[str, str] = {}
     are_runs = not any("=" in text or Path(text).suffix in (".yaml", ".yml") for text in arguments)
     if are_runs:
@@ -36,9 +39,22 @@ def compare(
         click.echo(json.dumps([_as_json(name, found[name], mean) for name, mean in means.items()]))
     else:
         _print(means, {name: len(runs) for name, runs in found.items()})
+    if html:
+        _write(Path(html), " and ".join(arguments if are_runs else [Path(arguments[0]).stem]), found, means)
+        click.echo(f"page: {html}", err=as_json)
     for name, why in failed.items():
         click.echo(visible(f"{name}: {why}"), err=True)
     return 1 if failed else 0
+
+
+def _write(path: Path, title: str, found: Found, means: Mapping[str, Outcome]) -> None:
+    from pipeline.report.comparison import comparison_page
+
+    rows = {name: [Rows(run).new() for run, _ in runs] for name, runs in found.items()}
+    try:
+        path.write_text(comparison_page(f"{title}, compared", rows, means), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _of_runs(names: Sequence[str]) -> Found:

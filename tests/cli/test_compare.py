@@ -32,8 +32,9 @@ def test_modes_are_run_once_and_held_against_each_other(pivot: Pivot, tmp_path: 
     assert "100%" in again.stdout
 
     names = [one["runs"][0]["run"] for one in found.values()]
-    runs = pivot("compare", *names[:2])
-    assert runs.code == 0 and runs.out.count("seed7") == 2, runs.err
+    runs = pivot("compare", *names[:2], "--html", "both.html")
+    assert runs.code == 0 and runs.out.count("seed7") >= 2 and "page: both.html" in runs.out, runs.err
+    assert "http" not in (tmp_path / "both.html").read_text().replace("http-equiv", "")
 
 
 def test_a_mode_without_room_is_said_and_the_others_run(tmp_path: Path) -> None:
@@ -50,5 +51,7 @@ def test_what_cannot_be_compared_is_refused(pivot: Pivot) -> None:
     assert done.code == 2 and "no run 'nothing'" in done.err
     done = pivot("compare", "nothing")
     assert done.code == 2 and "one run is nothing to compare" in done.err
+    done = pivot("compare", "nothing", "none", "--html", "page.txt")
+    assert done.code == 2 and "--html page.txt: valid: a file that ends in .html" in done.err
     done = pivot("compare", "configs/emulated.yaml", "--modes", "shifty")
     assert done.code == 2 and "--modes 'shifty'; valid: all, or some of colocated" in done.err
