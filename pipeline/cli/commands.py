@@ -136,6 +136,52 @@ def cancel(run: str) -> int:
 
 
 @commands.command()
+@_run_argument
+@click.option("--step", type=click.IntRange(min=1), help="Of this checkpoint.  [default: the newest]")
+@click.option("--to", type=click.Path(file_okay=False), help="The folder.  [default: RUN/exports/step_N]")
+@click.option("--engine/--no-engine", default=True, show_default=True, help="Also load it with vLLM.")
+def export(run: str, step: int | None, to: str | None, engine: bool) -> int:
+    """Write the policy as a folder that transformers and vLLM load; it is loaded to make sure."""
+    from pipeline.cli.export import export
+
+    return export(run, step, to, with_engine=engine)
+
+
+@commands.command("eval")
+@_run_argument
+@click.option("--step", type=click.IntRange(min=1), help="Of this checkpoint.  [default: the newest]")
+@click.option("--data", multiple=True, help="A file; can be given more than once.  [default: data.val_files]")
+@click.option("--samples", default=1, type=click.IntRange(min=1), show_default=True, help="Answers to each prompt.")
+@click.option("--num-prompts", default=0, type=click.IntRange(min=0), help="The first so many.  [default: all]")
+@click.option("--function", default="", help="The checker, module:name.  [default: evaluate.function]")
+@click.option("--temperature", type=click.FloatRange(min=0), help="[default: rollout.temperature]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def evaluate(
+    run: str,
+    step: int | None,
+    data: tuple[str, ...],
+    samples: int,
+    num_prompts: int,
+    function: str,
+    temperature: float | None,
+    as_json: bool,
+) -> int:
+    """Sample answers of the policy and check them: avg@k, pass@k."""
+    from pipeline.cli.export import evaluate
+
+    return evaluate(
+        run,
+        step,
+        data=data,
+        samples=samples,
+        num_prompts=num_prompts,
+        function=function,
+        temperature=temperature,
+        as_json=as_json,
+    )
+
+
+@commands.command()
 @_config_arguments
 def validate(config: tuple[str, ...]) -> int:
     """Check a configuration with all that it names: models, tokenizers, data, template, memory."""
