@@ -41,6 +41,8 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         "compare",
         "dag",
         "doctor",
+        "eval",
+        "export",
         "logs",
         "plan",
         "report",
