@@ -13,12 +13,13 @@ import click
 from pipeline.checkpoint import Checkpoint, store_of
 from pipeline.checks import EMULATED
 from pipeline.cli.runs import find_run
-from pipeline.cli.terminal import table, visible
+from pipeline.cli.terminal import table
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError, RunError
 from pipeline.own_code import check_function
 from pipeline.processes import python_command, python_environment
 from pipeline.run_folder import RunFolder, write_json
+from pipeline.wording import visible
 
 
 def export(name: str, step: int | None, to: str | None, *, with_engine: bool) -> int:
