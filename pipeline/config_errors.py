@@ -134,7 +134,7 @@ def _all_names(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[t
 
 def _proposal(model: type[BaseModel], path: tuple[str, ...]) -> str:
     """Where the key belongs, the nearest valid name, or nothing."""
-    name, section = path[-1], path[:-1]
+    name, section = path[-1], tuple(part for part in path[:-1] if not part.isdigit())  # items of lists are one section
     names = list(_all_names(model))
     homes = sorted(".".join(p[:-1]) or "the top level" for p in names if p[-1] == name)
     called = [(key, tuple(ours.split("."))) for key, ours in _ELSEWHERE_CALLED.items()]
