@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pipeline.core.iteration import IterationCost
 from pipeline.simulator.cost import TrainCost, cost_model, train_cost
 
-_LENGTH_PERIOD = 7  # versions
+_LENGTH_PERIOD = 4  # versions: a few steps have seen all of it
 
 
 class Unevenness(BaseModel):
