@@ -1,6 +1,6 @@
 """Weights in shared memory: `python benchmarks/gps.py [--part NAME ...] [--reads 100000 1000] [--real]`.
 
-Parts: stress, kills, copies, cycle, plans. All of them take about three minutes. <size> is 1MiB or 64MiB: of the
+Parts: stress, kills, copies, cycle, plans, layouts. All of them take five minutes. <size> is 1MiB or 64MiB: of the
 model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
 
   reads/<size>            reads under a writer that never rests, by three processes; every word is compared
@@ -28,6 +28,11 @@ model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
                           four nodes. one_new: one replica on one of them; new_node: on a fifth; dead_holder: eight
                           replicas, a holder lost; uneven: three, one, one and none on the nodes
   plan_of_bound/...       the plan's makespan over the lower bound
+  layout_of_memcpy/<model>/<kind>  speed of a read over that of memcpy of as many bytes between the same slot and the
+                          same tensors; two layers and the embedding, at most 4 GiB; one thread. contiguous: all of it;
+                          engine: the last of 2, 8, 4 ranks of an engine; row_parallel: of these what is cut along
+                          columns; trainer_writes: a write, by the last of as many fsdp2 ranks
+  layout_gb_s/...         gigabytes per second of it
   load                    the machine's load average (1 min) before
 """
 
@@ -44,7 +49,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gps_plans import PLAN_MUST, measure_plans, plan_figures
+from gps_layouts import PLAN_MUST, READS_MUST, layout_figures, measure_layouts, measure_plans, plan_figures
 from harness import Must, main, parser, percentile
 
 from pipeline.gps.store import Store
@@ -69,8 +74,9 @@ MUST = {
     **{f"{kind}_of_memcpy/{size}": Must(at_least=0.8) for kind in ("write", "read") for size in SIZES},
     "cycle/opened_elsewhere": Must(at_most=0),
     **PLAN_MUST,
+    **READS_MUST,
 }
-PARTS = ("stress", "kills", "copies", "cycle", "plans")
+PARTS = ("stress", "kills", "copies", "cycle", "plans", "layouts")
 REAL = {
     "model": {"policy": {"path": str(Path(__file__).parents[1] / "configs/quickstart/policy")}},
     "data": {"max_prompt_length": 32},
@@ -102,6 +108,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "copies": lambda: {size: measure_copies(nbytes) for size, nbytes in SIZES.items()},
         "cycle": lambda: measure_cycle(REAL if args.real else {}),
         "plans": measure_plans,
+        "layouts": measure_layouts,
     }
     return {"load": os.getloadavg()[0]} | {part: parts[part]() for part in args.part}
 
@@ -122,9 +129,12 @@ def measure_copies(nbytes: int) -> dict[str, list[float]]:
     import safetensors.torch
     import torch
 
-    from stages.weights.tensors import publish, views
+    from stages.rl.ranks import Ranks
+    from stages.weights.publisher import Publisher
+    from stages.weights.tensors import views
 
     torch.set_num_threads(1)
+    publisher = Publisher(Ranks())
     source = {f"layer.{n:03d}": torch.randn(nbytes // 4) for n in range(MODEL_BYTES // nbytes)}
     target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -133,8 +143,7 @@ def measure_copies(nbytes: int) -> dict[str, list[float]]:
 
             def write() -> None:
                 version = store.current() + 1
-                with store.write(version, 1.0) as writer:
-                    publish(source, writer)
+                publisher.publish(source, store, version, 1.0)
                 store.seal(version)
 
             def read() -> None:
@@ -176,6 +185,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         "copies": copy_figures,
         "cycle": cycle_figures,
         "plans": plan_figures,
+        "layouts": layout_figures,
     }
     found: dict[str, float | None] = {}
     for part, figures_of in parts.items():

@@ -303,8 +303,7 @@ def vllm() -> dict[str, Any]:
                 engine = timed("start", VllmEngine, str(model), "bfloat16", options, 256, reader, 0)
             for version in (1, 2):
                 trainer.train(make_rows(version), version)
-                with store.write(version, 1.0) as writer:
-                    trainer.publish(writer)
+                trainer.publish(store, 1.0)
                 store.seal(version)
                 probe = trainer.probe()
                 with store.read(version, 1.0) as reader:

@@ -210,12 +210,10 @@ def _num_states(config: Config) -> int:
 
 def _check_room(config: Config) -> None:
     """Nodes of a local run share one machine's memory."""
-    from pipeline.gps.room import check_room, needed_bytes
+    from pipeline.gps.room import check_budget, check_room, needed_bytes, store_bytes
 
-    policy, genrm = config.model.policy, config.judge_model
-    stores = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
-    if genrm is not None:
-        stores["genrm"] = needed_bytes(genrm.path, genrm.dtype, 1)
+    policy, stores = config.model.policy, store_bytes(config)
+    check_budget(stores, config.gps.budget)
     if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not has_gpus():
         num = _STATES + (config.algorithm.kl.coef > 0)
         stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)

@@ -188,6 +188,12 @@ class Limits(Section):
     restarts: Int = Field(default=3, ge=0, description="Deaths of one worker without progress in between")
 
 
+class Gps(Section):
+    budget: Int = Field(default=0, ge=0)
+    """Bytes of shared memory that a node may give to weights: two versions of the policy and the judge. Checked at
+    submit; 0: as much as is free."""
+
+
 class Config(Section):
     run: Run = Run()
     cluster: Cluster = Cluster()
@@ -198,6 +204,7 @@ class Config(Section):
     algorithm: Algorithm = Algorithm()
     trainer: Trainer
     placement: Placement = Placement()
+    gps: Gps = Gps()
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     tracking: Tracking = Tracking()

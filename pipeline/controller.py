@@ -13,8 +13,9 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.begin import Begun, Cluster, begin
 from pipeline.checkpoint import Newest, store_of
@@ -23,13 +24,14 @@ from pipeline.config_engine import EngineOptions
 from pipeline.config_room import block_slots, replicas_of
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
-from pipeline.core.errors import PivotError, RunError
+from pipeline.core.errors import ConfigError, PivotError, RunError
 from pipeline.core.events import Role
 from pipeline.core.fleet import Capacity
 from pipeline.core.modes import ModeName
 from pipeline.core.worker import WorkerState
 from pipeline.disk import Reserve, explain_full, is_full_error
 from pipeline.environment import write_environment
+from pipeline.gps.room import store_bytes
 from pipeline.journal import Journal
 from pipeline.metrics import Row, step_row
 from pipeline.nodes import Nodes
@@ -41,6 +43,7 @@ from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
 from pipeline.watcher import Watcher
+from pipeline.weights_view import describe_weights
 
 if TYPE_CHECKING:
     from pipeline.queue.client import QueueClient
@@ -77,6 +80,7 @@ def make_plan(config: Config) -> RunPlan:
         staleness=config.algorithm.staleness,
         is_streaming=config.placement.admission == "stream",
         keep_kv=config.rollout.on_update == "keep_kv",
+        writes_shares=config.trainer.strategy in ("ddp", "fsdp2"),
         mode=ModeName(config.placement.mode),
         block_slots=block_slots(config),
         has_planner=config.placement.mode == "shiftable",
@@ -276,12 +280,23 @@ class Controller:
             self.watcher.look()
             if self.status.is_due:
                 bindings = {name: node.bindings.describe() for name, node in self.shell.nodes.items()}
-                self.status.show(self.core, bindings, self.watcher.picture())
+                self.status.show(self.core, bindings, self.watcher.picture() | {"weights": self._weights()})
             await asyncio.sleep(0.1)
+
+    @cached_property
+    def _store_bytes(self) -> dict[str, int]:
+        try:
+            return store_bytes(self.config)
+        except ConfigError:  # a model that is gone; its agents say so
+            return {}
+
+    def _weights(self) -> dict[str, Any]:
+        return describe_weights(self.core, self.nodes.copies.made, self._store_bytes)
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
         spans, began, ended = self.core.window(step)
-        return step_row(step, parts, *parts.whole(spans, began), ended, self.watcher.metrics(step))
+        watched = self.watcher.metrics(step) | {"gps/host_bytes": float(sum(self._store_bytes.values()))}
+        return step_row(step, parts, *parts.whole(spans, began), ended, watched)
 
     def _export(self, step: int, row: Row) -> None:
         """A row that is durable goes to metrics.jsonl and MLflow: the run got further."""

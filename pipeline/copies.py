@@ -7,6 +7,7 @@ A pair belongs to two lives of agents, and serves one copy after the other while
 next copy gets a pair of its own with a new rendezvous file, so that nobody waits for one who has given it up.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 
 Lives = tuple[bytes, bytes]
+_NUM_KEPT = 12
 
 
 @dataclass(slots=True)
 class _Pair:
-    """`lives`: the agents of source and node; `number`: of its newest copy; `unheard`: the ends that have not said
-    that they are through with that."""
+    """`lives`: the agents of source and node; `number`, `version`: of its newest copy; `unheard`: the ends that have
+    not said that they are through with that."""
 
     source: str
     node: str
@@ -28,21 +30,35 @@ class _Pair:
     rendezvous: Path
     number: int
     unheard: set[str]
+    version: int = -1
 
     @property
     def is_moving(self) -> bool:
         return self.node in self.unheard
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A copy that was made."""
+
+    version: int
+    source: str
+    node: str
+    num_bytes: int
+    seconds: float
+
+
 class Copies:
     """`folder`: for rendezvous files, where all nodes can reach it; `limit_s`: how long a mover may wait for the other
-    one, or for a slot. Every copy ends in one event, but one whose receiver is lost: NodeLost says that."""
+    one, or for a slot; `made`: the last copies. Every copy ends in one event, but one whose receiver is lost: NodeLost
+    says that."""
 
     def __init__(self, folder: Path, attempt: int, limit_s: float) -> None:
         self._folder, self._attempt, self._limit_s = folder, attempt, limit_s
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._given_up: dict[tuple[int, str], float | None] = {}
         """Copy and end, of ends that were left alone and have not said that they know; since when somebody looks."""
+        self.made: deque[Made] = deque(maxlen=_NUM_KEPT)
 
     def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire.Move]:
         """What to say to which node. `lives`: the identities of the agents of source and node. Nobody waits any more
@@ -55,7 +71,7 @@ class Copies:
             rendezvous = self._folder / f"move-{self._attempt}-{copy.number}"
             pair = _Pair(*key, lives, rendezvous, 0, set())
             self._pairs[key] = pair
-        pair.number, pair.unheard = copy.number, set(key)
+        pair.number, pair.version, pair.unheard = copy.number, copy.version, set(key)
         return {
             end: wire.Move(
                 worker=wire.MOVER,
@@ -66,6 +82,8 @@ class Copies:
                 version=copy.version,
                 is_first=copy.is_first,
                 limit_s=self._limit_s,
+                share=copy.share,
+                shares=str(self._folder / f"share-{self._attempt}") if copy.share >= 0 else "",
             )
             for rank, end in enumerate(key)
         }
@@ -86,14 +104,17 @@ class Copies:
                 found.append(node)
         return found
 
-    def moved(self, node: str, number: int) -> list[ev.Event]:
+    def moved(self, node: str, moved: wire.Moved) -> list[ev.Event]:
         """The node's mover is through with it. What an older copy's says is ignored, here and below."""
-        self._given_up.pop((number, node), None)
-        pair = self._numbered(number)
+        self._given_up.pop((moved.number, node), None)
+        pair = self._numbered(moved.number)
         if pair is None:
             return []
         pair.unheard.discard(node)
-        return [ev.VersionCopied(number=number, node=node)] if node == pair.node else []
+        if node != pair.node:
+            return []
+        self.made.append(Made(pair.version, pair.source, pair.node, moved.num_bytes, moved.seconds))
+        return [ev.VersionCopied(number=moved.number, node=node)]
 
     def move_failed(self, node: str, number: int, reason: str) -> list[ev.Event]:
         self._given_up.pop((number, node), None)

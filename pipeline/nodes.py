@@ -255,7 +255,7 @@ class Nodes:
             case wire.VersionSealed():
                 self.shell.post(ev.VersionSealed(version=body.version, node=node.name))
             case wire.Moved():
-                self._post(self.copies.moved(node.name, body.number))
+                self._post(self.copies.moved(node.name, body))
             case wire.MoveFailed():
                 self._post(self.copies.move_failed(node.name, body.number, body.reason))
             case wire.WorkerExited(worker=wire.MOVER):

@@ -69,6 +69,7 @@ class StatusFile:
             "queues": {},
             "steps": [],
             "shifts": [],
+            "weights": None,
             "error": None,
             "mlflow": None,
             "cluster": config.cluster.kind,
@@ -81,7 +82,7 @@ class StatusFile:
 
     def show(self, core: "Core", bindings: dict[str, Any], seen: dict[str, Any]) -> None:
         """Write the ledger's state. `bindings`: what each node's agent observes, beside what is planned, in `workers`;
-        `seen`: slots, queues, steps and shifts, as `pipeline.watching.seen` has them."""
+        `seen`: slots, queues, steps and shifts, as `pipeline.watching.seen` has them, and `pipeline.weights_view`."""
         open_steps = [s for s in core.steps.values() if not s.is_closed]
         step = open_steps[-1] if open_steps else None
         running = [n for s in open_steps for n, p in s.stages.items() if p is Progress.RUNNING]

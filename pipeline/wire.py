@@ -80,6 +80,7 @@ class Move(_Message, frozen=True):
     """To a mover: send `version` to the other mover of the pair (rank 0), or receive it (rank 1).
 
     `rendezvous`: a file, new for each pair, that both can reach; `is_first`: nobody uses the receiver's memory yet.
+    `share`: only what the ranks of that node wrote, as files say whose names begin with `shares`; -1: the whole.
     """
 
     worker: str
@@ -90,6 +91,8 @@ class Move(_Message, frozen=True):
     version: int
     is_first: bool
     limit_s: float
+    share: int = -1
+    shares: str = ""
 
 
 class RunTask(_Message, frozen=True):

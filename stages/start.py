@@ -80,7 +80,8 @@ def make_trainer(worker: "Worker", *, can_sleep: bool = False) -> "Trainer":
         from stages.rl.trainer import HfTrainer
 
         ranks = _join_ranks(worker)
-        trainer = HfTrainer(worker.config, ranks=ranks, offload_to=offload_to)
+        shares = worker.run.rendezvous / f"share-{worker.attempt}"
+        trainer = HfTrainer(worker.config, ranks=ranks, offload_to=offload_to, shares=shares)
         step = ranks.agree(store.newest_complete().step if ranks.is_first else 0)
     if step:
         trainer.load(store.path(step))

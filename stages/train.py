@@ -3,6 +3,7 @@
 Each rank has a task of its own of each; rank 0 speaks for all of them, and writes.
 """
 
+import time
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 
 from pipeline.checkpoint import store_of
 from pipeline.core.errors import Fenced, StageFailed
+from pipeline.gps.store import Store
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
@@ -44,14 +46,19 @@ def publish(task: TaskContext, spec: StageSpec) -> StageResult:
         raise StageFailed(f"version {spec.version} cannot be published: the trainer holds {worker.trainer.version}")
     kill_point("publish.begin")
     limits = worker.config.limits
-    if worker.rank == 0:
-        with worker.policy.write(spec.version, limits.publish_s + limits.engine_start_s) as writer:
-            worker.trainer.publish(writer)
-    else:
-        worker.trainer.publish(None)
+    began = time.monotonic()
+    worker.trainer.publish(worker.policy, limits.publish_s + limits.engine_start_s)
+    write_s = time.monotonic() - began
     kill_point("publish.written")
     probe = worker.trainer.probe()
-    return {"metrics": {}, "probe": msgspec.to_builtins(probe)} if worker.rank == 0 else {"metrics": {}}
+    if worker.rank:
+        return {"metrics": {}}
+    metrics = {"gps/write_s": write_s, "gps/write_gbps": _gigabytes(worker.policy) / write_s}
+    return {"metrics": metrics, "probe": msgspec.to_builtins(probe)}
+
+
+def _gigabytes(store: Store) -> float:
+    return sum(entry.nbytes for entry in store.entries.values()) / 1e9
 
 
 @collective

@@ -13,6 +13,10 @@ from pipeline.core import events as ev
 LIVES = {"a": b"a-1", "b": b"b-1", "c": b"c-1"}
 
 
+def moved(copies: Copies, node: str, number: int) -> list[ev.Event]:
+    return copies.moved(node, wire.Moved(worker=wire.MOVER, number=number, num_bytes=100 * number, seconds=0.5))
+
+
 class Told(Copies):
     """`told`: the rendezvous of each copy, by number."""
 
@@ -28,8 +32,8 @@ class Told(Copies):
         return moves
 
     def finish(self, number: int, source: str = "a", node: str = "b") -> None:
-        assert self.moved(node, number) == [ev.VersionCopied(number=number, node=node)]
-        assert self.moved(source, number) == []
+        assert moved(self, node, number) == [ev.VersionCopied(number=number, node=node)]
+        assert moved(self, source, number) == []
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def test_a_pair_is_used_again_while_it_works(copies: Told) -> None:
 
 def test_a_pair_whose_sender_has_not_said_that_it_is_through_is_not_used_again(copies: Told) -> None:
     copies.start(1)
-    assert copies.moved("b", 1)
+    assert moved(copies, "b", 1)
     copies.start(2)
     assert copies.told[2] != copies.told[1]
     assert copies.move_failed("a", 1, "the receiver went") == []  # what is of the old one does not touch the new one
@@ -80,7 +84,7 @@ def test_a_failure_of_either_end_is_told_once_and_ends_the_pair(copies: Told, en
     failed = copies.move_failed(end, 1, "a wire broke")
     assert failed == [ev.CopyFailed(number=1, node="b", reason=f"the mover of {end}: a wire broke")]
     assert copies.move_failed("ab".replace(end, ""), 1, "the other went") == []
-    assert copies.moved("b", 1) == [] == copies.mover_ended(end, "it went")
+    assert moved(copies, "b", 1) == [] == copies.mover_ended(end, "it went")
     assert not Path(copies.told[1]).exists()
     copies.start(2)
     assert copies.told[2] != copies.told[1]
@@ -89,7 +93,7 @@ def test_a_failure_of_either_end_is_told_once_and_ends_the_pair(copies: Told, en
 
 def test_a_failure_after_the_receiver_was_through_is_no_event_but_ends_the_pair(copies: Told) -> None:
     copies.start(1)
-    assert copies.moved("b", 1)
+    assert moved(copies, "b", 1)
     assert copies.move_failed("a", 1, "it went too early") == []
     copies.start(2)
     assert copies.told[2] != copies.told[1]
@@ -111,7 +115,7 @@ def test_a_lost_node_fails_what_it_sent_and_nothing_is_said_of_what_it_was_sent(
     copies.start(1)
     copies.start(2, "b", "c")
     assert copies.node_lost("b", "silent") == [ev.CopyFailed(number=2, node="c", reason="b is lost: silent")]
-    assert copies.moved("c", 2) == [] == copies.move_failed("a", 1, "nobody there")
+    assert moved(copies, "c", 2) == [] == copies.move_failed("a", 1, "nobody there")
     assert copies.ends("b") == ()
 
 
@@ -119,7 +123,7 @@ def test_a_new_copy_to_a_node_takes_the_place_of_the_one_before(copies: Told) ->
     copies.start(1)
     copies.start(2, "c", "b")
     assert copies.ends("b") == ("c", "b")
-    assert copies.moved("b", 1) == [] == copies.move_failed("a", 1, "nobody there")
+    assert moved(copies, "b", 1) == [] == copies.move_failed("a", 1, "nobody there")
     copies.finish(2, "c", "b")
 
 
@@ -138,7 +142,7 @@ def test_the_ends_of_a_copy_are_known_while_it_is_on_its_way(copies: Told) -> No
     copies.start(1)
     copies.start(2, "b", "c")
     assert copies.ends("b") == ("a", "b") and copies.ends("c") == ("b", "c") and copies.ends("a") == ()
-    assert copies.moved("b", 1)
+    assert moved(copies, "b", 1)
     assert copies.ends("b") == ()
 
 

@@ -333,6 +333,16 @@ def report(run: str, out: str) -> int:
     return report(run, out)
 
 
+@commands.command()
+@_run_argument
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def gps(run: str, as_json: bool) -> int:
+    """Show which node's shared memory holds which weights, who reads them, and the last copies."""
+    from pipeline.cli.weights import gps
+
+    return gps(run, as_json)
+
+
 @commands.command("_controller", hidden=True)
 @click.argument("run")
 def controller(run: str) -> int:

@@ -103,7 +103,7 @@ class Crew:
             return
         if not self.memories.warm():
             self._start_cold_anew()
-        elif (written := self.versions.written) and not self.memories.holders(written):
+        elif (written := self.versions.written) and self.memories.is_lost(written):
             self.versions.lose(written)
             self._steps.unpublish(written)
         self._regroup()
@@ -153,9 +153,12 @@ class Crew:
     # --- memories --------------------------------------------------------------------------------------------------
 
     def write(self, version: int) -> None:
-        """The training group has written the version: its first rank did, into the memory of its node."""
+        """The training group has written the version: each rank its part, into the memory of its node, or the first
+        rank all of it."""
         self.versions.write(version)
-        self.memories.write(self.fleet.workers[f"{Role.TRAIN}-0"].node, version)
+        ranks = sorted((w for w in self.fleet.workers.values() if w.role is Role.TRAIN), key=lambda w: w.index)
+        nodes = list(dict.fromkeys(rank.node for rank in ranks))
+        self.memories.write(nodes if self._plan.writes_shares else nodes[:1], version)
 
     def take(self, event: ev.VersionCopied | ev.CopyFailed | ev.VersionSealed) -> None:
         node = event.node

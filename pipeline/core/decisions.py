@@ -142,7 +142,8 @@ class CommitTrained:
 class CopyVersion:
     """Copy a version from the memory of `source` into that of `node`. Ends in VersionCopied or CopyFailed.
 
-    `number` is never used twice; `is_first`: nobody on `node` uses its memory yet, so whatever it shows may go.
+    `number` is never used twice; `is_first`: nobody on `node` uses its memory yet, so whatever it shows may go;
+    `share`: only what the ranks of one node wrote, by its number among the ranks' nodes, or -1: the whole.
     """
 
     number: int
@@ -150,6 +151,7 @@ class CopyVersion:
     source: str
     node: str
     is_first: bool
+    share: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

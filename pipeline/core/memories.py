@@ -1,12 +1,15 @@
 """Which node's memory holds which versions, and what is to be copied and made visible where.
 
 A node is *cold* from its joining until its memory shows the current version; nothing runs there before. A version is
-written on one node, copied to all warm ones, and sealed only when all of them hold it. A copy goes from a node that
-holds the version to one that does not, one at a time from each, so the number of holders doubles.
+written on the nodes of the training ranks, copied to all warm ones, and sealed only when all of them hold it. A copy
+goes from a node that holds the version to one that does not, one at a time from each, so the number of holders doubles.
+
+Where ranks are on several nodes, each node first has a *share* of the version: what its ranks wrote. Shares are copied
+one by one, from whoever has them; a node that gives or takes one does nothing else with its memory.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pipeline.core.decisions import CopyVersion, SealVersion
 from pipeline.core.versions import Versions
@@ -14,9 +17,9 @@ from pipeline.core.versions import Versions
 
 @dataclass(slots=True)
 class Memory:
-    """`shown`: the visible version; `whole`: all that it holds the whole of. `copy`: what is being copied into it;
-    `sealing`: what is being made visible. `num_failed` counts copies, since the last progress of the run.
-    `is_ending`: the node is about to be lost."""
+    """`shown`: the visible version; `whole`: all that it holds the whole of; `shares`: what it has of versions that it
+    does not. `copy`: what is being copied into it; `sealing`: what is being made visible. `num_failed` counts copies,
+    since the last progress of the run. `is_ending`: the node is about to be lost."""
 
     num_slots: int
     shown: int
@@ -27,6 +30,7 @@ class Memory:
     sealing: int | None = None
     num_failed: int = 0
     is_ending: bool = False
+    shares: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def is_busy(self) -> bool:
@@ -36,6 +40,10 @@ class Memory:
     def overwrite(self, version: int) -> None:
         """Of two slots the version takes the one of the second before it."""
         self.whole.discard(version - 2)
+        self.shares.pop(version - 2, None)
+
+    def has(self, version: int, share: int) -> bool:
+        return version in self.whole or share in self.shares.get(version, ())
 
 
 class Memories(dict[str, Memory]):
@@ -44,6 +52,7 @@ class Memories(dict[str, Memory]):
     def __init__(self) -> None:
         super().__init__()
         self._num_copies = 0
+        self._num_shares: dict[int, int] = {}
 
     def join(self, node: str, num_slots: int, version: int) -> None:
         self[node] = Memory(num_slots, version, {version})
@@ -66,11 +75,26 @@ class Memories(dict[str, Memory]):
                 memory.is_cold = False
                 yield node
 
-    def write(self, node: str, version: int) -> None:
-        """A trainer on the node has written the version there."""
-        if node in self:
-            self[node].overwrite(version)
-            self[node].whole.add(version)
+    def write(self, nodes: Sequence[str], version: int) -> None:
+        """Trainers on these nodes have written the version there: the whole of it, or each node a share."""
+        self._num_shares = {version: len(nodes)}
+        for share, node in enumerate(nodes):
+            if node in self:
+                self[node].overwrite(version)
+                self[node].shares[version] = {share}
+                self._complete(node, version)
+
+    def is_lost(self, version: int) -> bool:
+        """Nobody has it, or a share of it."""
+        num = self._num_shares.get(version, 1)
+        return not all(any(memory.has(version, share) for memory in self.values()) for share in range(num))
+
+    def _complete(self, node: str, version: int) -> None:
+        """It holds the whole, if it has all shares."""
+        memory = self[node]
+        if len(memory.shares.get(version, ())) == self._num_shares.get(version, 1):
+            del memory.shares[version]
+            memory.whole.add(version)
 
     def holders(self, version: int) -> list[str]:
         return [node for node, memory in self.items() if version in memory.whole]
@@ -78,8 +102,12 @@ class Memories(dict[str, Memory]):
     def copied(self, node: str, number: int) -> bool:
         """False, and nothing changes, if this copy is not awaited (any more)."""
         copy = self._ended(node, number)
-        if copy is not None:
+        if copy is not None and copy.share >= 0:
+            self[node].shares.setdefault(copy.version, set()).add(copy.share)
+            self._complete(node, copy.version)
+        elif copy is not None:
             self[node].whole.add(copy.version)
+            self[node].shares.pop(copy.version, None)
         return copy is not None
 
     def failed(self, node: str, number: int) -> bool:
@@ -112,11 +140,16 @@ class Memories(dict[str, Memory]):
             if wanted is None or memory.shown == wanted or memory.is_busy:
                 continue
             if wanted not in memory.whole:
-                source = self._idle_holder(wanted)
-                if source is not None:
+                source, share = self._offer(node, wanted)
+                if source:
                     self._num_copies += 1
                     memory.copy = CopyVersion(
-                        number=self._num_copies, version=wanted, source=source, node=node, is_first=memory.is_cold
+                        number=self._num_copies,
+                        version=wanted,
+                        source=source,
+                        node=node,
+                        is_first=memory.is_cold,
+                        share=share,
                     )
                     memory.is_copy_ending = False
                     memory.overwrite(wanted)
@@ -132,11 +165,21 @@ class Memories(dict[str, Memory]):
         for memory in self.values():
             memory.num_failed = 0
 
-    def _idle_holder(self, version: int) -> str | None:
-        """A warm node that holds the version and sends nothing."""
+    def _offer(self, node: str, version: int) -> tuple[str, int]:
+        """A warm node that sends nothing, and what it can give to this one: the whole (-1), where that has nothing of
+        it, or a share. ("", -1): nobody, for now."""
+        own = self[node]
         sending = {memory.copy.source for memory in self.values() if memory.copy}
-        idle = (node for node in self.holders(version) if node not in sending and not self[node].is_cold)
-        return next(idle, None)
+        idle = [name for name in self if name not in sending and not self[name].is_cold]
+        whole = next((name for name in idle if version in self[name].whole), "")
+        if whole and not own.shares.get(version):
+            return whole, -1
+        if node not in sending and not own.is_cold:
+            for share in range(self._num_shares.get(version, 1)):
+                able = (name for name in idle if self[name].copy is None and self[name].has(version, share))
+                if not own.has(version, share) and (giver := next(able, "")):
+                    return giver, share
+        return "", -1
 
     def _ended(self, node: str, number: int) -> CopyVersion | None:
         memory = self.get(node)

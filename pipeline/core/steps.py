@@ -37,6 +37,8 @@ class RunPlan:
     capacities: Mapping[Role, Capacity] = field(default_factory=dict)
     own: tuple[Own, ...] = ()
     """The user's stages."""
+    writes_shares: bool = False
+    """Training ranks on several nodes each write their own parts of a version; otherwise the first writes all."""
 
     def waits_for_judge(self, step: int) -> bool:
         """Whether it begins only when the one before it is judged: where rollout and reward take turns, and of every

@@ -137,3 +137,13 @@ def stored(shapes: Shapes, names: Iterable[Iterable[str]]) -> Layout:
             held[key] = tuple(alone(name, whole(shapes[name])) for name in key if 0 not in shapes[name])
         ranks.append(held[key])
     return Layout(tuple(ranks), ({},) * len(ranks))
+
+
+def part_of(parts: Iterable[Part], box: Box) -> Part:
+    """A box of a tensor that lies inside of one of its parts. Raises LookupError where it lies in none."""
+    for name, outer, place in parts:
+        if outer.contains(box):
+            ahead = zip(box.start, outer.start, place.strides, strict=True)
+            offset = place.offset + sum((inner - first) * stride for inner, first, stride in ahead)
+            return Part(name, box, place._replace(offset=offset))
+    raise LookupError(f"no part has {box}")

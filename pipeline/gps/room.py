@@ -3,9 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
 from pipeline.gps.segment import plan_image
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
 
 META_BYTES = 4096
 _PAGE = 4096
@@ -15,6 +19,15 @@ _NO_LIMIT = 1 << 60
 def needed_bytes(model_path: str, dtype: str, slots: int) -> int:
     """Shared memory that a store of `slots` slots takes. Reads only the headers of the model's files."""
     return slots * (-(-plan_image(model_path, dtype).nbytes // _PAGE) * _PAGE) + META_BYTES
+
+
+def store_bytes(config: "Config") -> dict[str, int]:
+    """Shared memory that each node gives to weights, by store."""
+    policy, genrm = config.model.policy, config.judge_model
+    stores = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
+    if genrm is not None:
+        stores["genrm"] = needed_bytes(genrm.path, genrm.dtype, 1)
+    return stores
 
 
 def check_room(needed: Mapping[str, int], *, root: Path = Path("/")) -> None:
@@ -30,6 +43,17 @@ def check_room(needed: Mapping[str, int], *, root: Path = Path("/")) -> None:
                 f"the weights need {_text(total)} of shared memory on each node ({parts}), but {where} has "
                 f"{_text(free)} free. Use a smaller model or dtype, or give the node more"
             )
+
+
+def check_budget(stores: Mapping[str, int], budget_bytes: int) -> None:
+    """Raise ConfigError if a node's stores are larger than it may give; 0 is no budget."""
+    total = sum(stores.values())
+    if budget_bytes and total > budget_bytes:
+        parts = ", ".join(f"{name} {_text(size)}" for name, size in stores.items())
+        raise ConfigError(
+            f"gps.budget is {_text(budget_bytes)}, but the weights need {_text(total)} of shared memory on each node "
+            f"({parts}). Valid: at least {total} bytes, or 0 for no budget"
+        )
 
 
 def _limits(root: Path) -> Iterator[tuple[str, int]]:

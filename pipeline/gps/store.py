@@ -22,19 +22,18 @@ import fcntl
 import mmap
 import os
 import re
-import stat
-import time
+from collections.abc import Callable
 from enum import IntEnum
 from types import TracebackType
 from typing import Self
 
 from pipeline.core.errors import RunError, WeightsUnavailable
+from pipeline.gps.lock import Lock, open_own
 from pipeline.gps.room import META_BYTES
 from pipeline.gps.segment import Entry, fill, plan_image, read_header
 
 SHM = "/dev/shm"
 _MAGIC = 0x32535047_50564954
-_POLL_S = 0.002
 _CURRENT, _FORMAT, _NUM_SLOTS = 0, 1, 2
 _MADV_POPULATE_READ = 22
 _POPULATED_BYTES = 16 << 20
@@ -57,38 +56,14 @@ class SlotState(IntEnum):
     WRITTEN = 2
 
 
-class _Lock:
-    """`flock` on a file of its own opening. Waits by polling, so that the wait can end and say who is in the way."""
-
-    def __init__(self, path: str, kind: int, timeout_s: float, purpose: str) -> None:
-        self.fd = _open_own(path, os.O_RDWR)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_POLL_S)
-                    continue
-                holders = _lock_holders(self.fd)
-            os.close(self.fd)
-            raise WeightsUnavailable(f"{purpose}: {path} was held by {holders} for {timeout_s:g} s")
-
-    def release(self) -> None:
-        """Explicitly: closing alone would keep the lock while any duplicate of the descriptor lives."""
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-        os.close(self.fd)
-
-
 class _Slot:
     """One slot held open: what readers and writers share."""
 
-    def __init__(self, version: int, entries: dict[str, Entry], mapped: mmap.mmap, lock: _Lock) -> None:
+    def __init__(self, version: int, entries: dict[str, Entry], mapped: mmap.mmap, lock: Lock) -> None:
         self.version = version
         self.entries = entries
         self._mapped = mapped
-        self._lock: _Lock | None = lock
+        self._lock: Lock | None = lock
 
     @property
     def buffer(self) -> memoryview:
@@ -127,16 +102,29 @@ class Writer(_Slot):
     one that can be sealed."""
 
     def __init__(
-        self, version: int, entries: dict[str, Entry], mapped: mmap.mmap, lock: _Lock, words: memoryview, at: int
+        self, version: int, entries: dict[str, Entry], mapped: mmap.mmap, lock: Lock, words: memoryview, at: int
     ) -> None:
         super().__init__(version, entries, mapped, lock)
         self._words, self._at = words, at
         words[at + 1] = SlotState.WRITING
         words[at] = version
 
+    def share(self) -> None:
+        """From now on others may join, and write their parts of the same version. Who shares waits for them before a
+        clean exit; while one of them lives, also after the death of all others, no other writer gets the slot."""
+        assert self._lock is not None
+        self._lock.share()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self._words[self._at + 1] = SlotState.WRITTEN
+        self.close()
+
+
+class Joined(_Slot):
+    """A slot held for writing parts of it, which others write, too, or have written. A context manager."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
 
@@ -185,7 +173,7 @@ class Store:
         not of this process's node."""
         _require_own(name)
         try:
-            store = cls(name, _open_own(_path(name, "meta"), os.O_RDWR))
+            store = cls(name, open_own(_path(name, "meta"), os.O_RDWR))
         except (OSError, ValueError) as error:
             raise WeightsUnavailable(f"there is no weight store {_path(name, 'meta')}: {error}") from error
         if store._words[_FORMAT] != _MAGIC:
@@ -193,6 +181,10 @@ class Store:
         likely = max(0, store.current()) % store.num_slots  # all have the same header; this one will be read
         store._entries = read_header(memoryview(store._map(likely, writable=False)))
         return store
+
+    def __reduce__(self) -> tuple[Callable[[str], "Store"], tuple[str]]:
+        """A store that is sent to another process is attached there."""
+        return Store.attach, (self.name,)
 
     @property
     def num_slots(self) -> int:
@@ -242,6 +234,26 @@ class Store:
         mapped = self._map(slot, writable=True)
         return Writer(version, self._entries, mapped, lock, self._words, self._word_of(version))
 
+    def write_more(self, version: int, timeout_s: float) -> Writer | Joined:
+        """As `write`, but what is written of that version already stays, also if this fails."""
+        lock = self._lock(version % self.num_slots, fcntl.LOCK_EX, timeout_s, f"writing more of version {version}")
+        at = self._word_of(version)
+        if (self._words[at], self._words[at + 1]) == (version, SlotState.WRITTEN) and version != self.current():
+            return Joined(version, self._entries, self._map(version % self.num_slots, writable=True), lock)
+        lock.release()
+        return self.write(version, timeout_s)
+
+    def join(self, version: int, timeout_s: float) -> Joined:
+        """Write along. Raises WeightsUnavailable if nobody is writing `version`, or does not share it in time."""
+        lock = self._lock(
+            version % self.num_slots, fcntl.LOCK_SH, timeout_s, f"joining the writer of version {version}"
+        )
+        at = self._word_of(version)
+        if (self._words[at], self._words[at + 1]) != (version, SlotState.WRITING):
+            lock.release()
+            raise WeightsUnavailable(f"{self.name}: nobody is writing version {version}")
+        return Joined(version, self._entries, self._map(version % self.num_slots, writable=True), lock)
+
     def seal(self, version: int) -> None:
         """Make a wholly written version the visible one. Idempotent. Raises WeightsUnavailable if it is not whole."""
         if version == self.current():
@@ -269,16 +281,16 @@ class Store:
     def _word_of(self, version: int) -> int:
         return 4 + 2 * (version % self.num_slots)
 
-    def _lock(self, slot: int, kind: int, timeout_s: float, purpose: str) -> _Lock:
+    def _lock(self, slot: int, kind: int, timeout_s: float, purpose: str) -> Lock:
         try:
-            return _Lock(_path(self.name, str(slot)), kind, timeout_s, purpose)
+            return Lock(_path(self.name, str(slot)), kind, timeout_s, purpose)
         except FileNotFoundError as error:
             raise WeightsUnavailable(f"{purpose}: the weight store {self.name} was removed") from error
 
     def _map(self, slot: int, *, writable: bool) -> mmap.mmap:
         """Kept for the store's life: page tables are built once, not for every version."""
         if (slot, writable) not in self._maps:
-            fd = _open_own(_path(self.name, str(slot)), os.O_RDWR)
+            fd = open_own(_path(self.name, str(slot)), os.O_RDWR)
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             try:
                 self._maps[slot, writable] = mmap.mmap(fd, 0, prot=prot)
@@ -295,7 +307,7 @@ def janitor(user_prefix: str) -> list[str]:
         if kind != "meta" or not name.startswith(user_prefix):
             continue
         try:
-            fd = _open_own(f"{SHM}/{file}", os.O_RDWR)
+            fd = open_own(f"{SHM}/{file}", os.O_RDWR)
         except (OSError, ValueError):  # gone, or what another user has put there: a file, a link, a folder
             continue
         try:
@@ -331,16 +343,6 @@ def _unlink(name: str, num_slots: int) -> None:
             os.unlink(_path(name, part))
 
 
-def _open_own(path: str, flags: int) -> int:
-    """Open a file of ours: /dev/shm is open to all users, so neither a link nor another user's file is followed."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
-    info = os.fstat(fd)
-    if info.st_uid != os.getuid() or not stat.S_ISREG(info.st_mode):
-        os.close(fd)
-        raise ValueError(f"{path} is not a file of user {os.getuid()}")
-    return fd
-
-
 def _claim(path: str) -> int:
     """Create the meta file and lock it as its owner; again if a janitor came between the two."""
     while True:
@@ -364,13 +366,3 @@ def _create(path: str, nbytes: int) -> int:
         left = os.statvfs(SHM)
         raise RunError(f"{path} needs {nbytes} bytes, but {SHM} has {left.f_bavail * left.f_frsize} left") from error
     return fd
-
-
-def _lock_holders(fd: int) -> str:
-    """The processes that hold a lock on this file, by /proc/locks."""
-    info = os.fstat(fd)
-    inode = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
-    with open("/proc/locks", encoding="ascii") as file:
-        rows = [line.split() for line in file]
-    pids = sorted({row[4] for row in rows if "->" not in row and row[5] == inode})
-    return f"process {', '.join(pids)}" if pids else "a process that cannot be seen from here"

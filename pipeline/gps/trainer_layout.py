@@ -14,6 +14,7 @@ FLAT = "flat"
 
 _COLUMNS = re.compile(r"(.*\.)?((q|k|v|gate|up)_proj\.(weight|bias)|(embed_tokens|lm_head)\.weight)")
 _ROWS = re.compile(r".*\.(o|down)_proj\.weight")
+_FUSED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<kind>gate_up|down)_proj")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -74,6 +75,35 @@ def stages_of(shapes: Shapes, num_stages: int) -> list[dict[str, Shape]]:
         else:
             stages[0 if "embed" in name else -1][name] = shape
     return stages
+
+
+def unfused(layout: Layout, shapes: Shapes) -> Layout:
+    """Under canonical names, where a trainer has the experts of a layer in one tensor: gate_up_proj [experts,
+    2 * inner, hidden] and down_proj [experts, hidden, inner]. `shapes`: of the tensors as the trainer has them."""
+    ranks = ((q for part in parts for q in _unfused(part, shapes[part.name])) for parts in layout.ranks)
+    return Layout(tuple(map(tuple, ranks)), layout.padded)
+
+
+def _unfused(part: Part, shape: Shape) -> Iterator[Part]:
+    fused = _FUSED_EXPERTS.fullmatch(part.name)
+    if fused is None:
+        yield part
+        return
+    _, box, place = part
+    inner = shape[1] // 2 if fused["kind"] == "gate_up" else shape[1]
+    kinds = ("gate", "up") if fused["kind"] == "gate_up" else ("down",)
+    for expert in range(box.start[0], box.stop[0]):
+        for number, kind in enumerate(kinds):
+            first, last = (min(max(row - number * inner, 0), inner) for row in (box.start[1], box.stop[1]))
+            if first < last:
+                ahead = (expert - box.start[0], first + number * inner - box.start[1])
+                offset = place.offset + sum(n * stride for n, stride in zip(ahead, place.strides, strict=False))
+                own = Box((first, box.start[2]), (last, box.stop[2]))
+                yield Part(
+                    f"{fused['prefix']}.{expert}.{kind}_proj.weight",
+                    own,
+                    place._replace(offset=offset, strides=place.strides[1:]),
+                )
 
 
 def flat_boxes(shape: Shape, low: int, high: int) -> Iterator[Box]:

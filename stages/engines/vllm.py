@@ -32,6 +32,7 @@ from stages.engines.vllm_extension import (
     reload_weights,
     remove_rendezvous_file,
     scheduler_of,
+    settle,
 )
 from stages.engines.vllm_memory import CpuMemory, CudaMemory, Memory
 from stages.engines.vllm_scheduler import TellingScheduler
@@ -47,7 +48,8 @@ class VllmEngine:
 
     `model_path`: the folder of config.json and, if `structured`, the tokenizer; its weight files are not read.
     `structured`: whether requests may have `choices` or `regex`. `seed`: of requests without one of their own.
-    `can_sleep`: on CUDA, its memory comes from another allocator then.
+    `can_sleep`: on CUDA, its memory comes from another allocator then. `reads_directly`: whether updates go from the
+    store straight into parameters.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class VllmEngine:
             config = EngineArgs(**arguments).create_engine_config()
             self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         remove_rendezvous_file()
+        self.reads_directly = all(self._llm.collective_rpc(settle, args=(weights,)))
         config.load_config.model_loader_extra_config = {}  # the views end with the reader
         self._table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
         self._max_model_len = max_model_len
@@ -171,7 +174,7 @@ class VllmEngine:
         if self._unfinished and self._caches_prefixes:
             raise RuntimeError("caches cannot be kept beside a prefix cache: it would hand them to new requests")
         self._must_fit(reader)
-        self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader).items(),))
+        self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader),))
         if not self._unfinished:
             self.drop_caches()
         before, self.version = self.version, reader.version

@@ -2,7 +2,7 @@
 
 What the CPU platform does silently wrong without the care taken here, each proven by a test in tests/engines:
   * After loading, linear layers keep a packed copy and an EMPTY parameter. Loading into the parameters fails or does
-    nothing, so an update goes through vLLM's layerwise reload, which makes the parameters anew and packs them again.
+    nothing, so an update makes the parameters anew and packs them again.
   * The reload of an experts layer skips the packing if the layer already has a kernel: it answers with old weights.
   * A tied head shares the embedding's parameter but has a packed copy of its own: it keeps the old weights.
 """
@@ -10,9 +10,11 @@ What the CPU platform does silently wrong without the care taken here, each prov
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from vllm.config import ModelConfig, set_current_vllm_config
@@ -24,16 +26,43 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.worker_base import WorkerBase
 
+from pipeline.gps.layout import Part
+from pipeline.gps.store import Store
+from stages.engines.vllm_layout import NotProven, learn, read_parts, remade
 from stages.engines.vllm_scheduler import TellingScheduler
+from stages.weights.tensors import views
 
 LOAD_FORMAT = "gps"
+
+_READ_S = 60.0
+"""How long a rank waits for a slot that is being written."""
 
 Weights = dict[str, torch.Tensor]
 
 
+@dataclass(slots=True)
+class _Known:
+    """How this process's rank lays out its model. `remade`: the modules that make something else of parameters."""
+
+    parts: tuple[Part, ...]
+    remade: frozenset[str] = frozenset()
+
+
+_known: "WeakKeyDictionary[torch.nn.Module, _Known]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Weights that each rank of an engine of several processes reads for itself."""
+
+    store: Store
+    version: int
+
+
 @register_model_loader(LOAD_FORMAT)
 class GpsLoader(BaseModelLoader):
-    """Gives a starting engine the tensors in `model_loader_extra_config["weights"]` instead of the model's files."""
+    """Gives a starting engine `model_loader_extra_config["weights"]` instead of the model's files: tensors, or what is
+    Stored."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
@@ -44,10 +73,22 @@ class GpsLoader(BaseModelLoader):
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Raises ValueError if the tensors are not all that the model wants, or more."""
-        loaded = model.load_weights(iter(self._extra["weights"].items()))
+        weights = self._extra["weights"]
+        if isinstance(weights, Stored):
+            with weights.store.read(weights.version, _READ_S) as reader:
+                self._load(model, model_config, views(reader))
+        else:
+            self._load(model, model_config, weights)
+
+    def _load(self, model: torch.nn.Module, model_config: ModelConfig, weights: Weights) -> None:
+        loaded = model.load_weights(iter(weights.items()))
         lost = sorted({name for name, _ in model.named_parameters()} - loaded)
         if lost:
             raise ValueError(f"{model_config.model}: the weight store has nothing for {lost[:4]} ({len(lost)} in all)")
+        try:
+            _known[model] = _Known(learn(model, weights))
+        except NotProven as error:
+            print(f"updates of {model_config.model} go through vLLM's loader: {error}", flush=True)
 
 
 def prepare_cpu() -> None:
@@ -59,7 +100,15 @@ def prepare_cpu() -> None:
         torch.cpu._init_amx()
 
 
-def reload_weights(worker: WorkerBase, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+def settle(worker: WorkerBase, weights: Weights) -> bool:
+    """Once, in an engine that has just started with `weights`. Whether updates will go straight into its parameters."""
+    model = worker.model_runner.get_model()
+    if known := _known.get(model):
+        known.remade = remade(model, known.parts, weights)
+    return known is not None
+
+
+def reload_weights(worker: WorkerBase, weights: Weights) -> None:
     """Replace all weights of a live engine in place; addresses that others hold stay valid.
 
     The caller has checked that names, shapes and dtypes are those of the model: a layer for which something is
@@ -73,7 +122,12 @@ def reload_weights(worker: WorkerBase, weights: Iterable[tuple[str, torch.Tensor
             method = getattr(module, "quant_method", None)
             if isinstance(method, UnquantizedFusedMoEMethod):
                 method.moe_kernel = None  # else the experts are not packed again
-    runner.reload_weights(weights_iterator=weights)
+    known = _known.get(model)
+    if known is not None and weights.keys() >= {part.name for part in known.parts}:
+        with set_current_vllm_config(worker.vllm_config):
+            read_parts(model, known.parts, weights, known.remade)
+    else:
+        runner.reload_weights(weights_iterator=iter(weights.items()))
     if on_cpu:
         _pack_tied_head(model, worker)
 

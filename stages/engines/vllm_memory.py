@@ -45,7 +45,7 @@ class CudaMemory:
     def take_weights(self, weights: Weights) -> None:
         self._llm.wake_up(tags=["weights"])
         kill_point("up.weights")
-        self._llm.collective_rpc(reload_weights, args=(weights.items(),))
+        self._llm.collective_rpc(reload_weights, args=(weights,))
 
     def take_caches(self) -> None:
         kill_point("up.cache")
@@ -67,7 +67,7 @@ class CpuMemory:
     def take_weights(self, weights: Weights) -> None:
         _restore(self._weights)
         kill_point("up.weights")
-        self._llm.collective_rpc(reload_weights, args=(weights.items(),))
+        self._llm.collective_rpc(reload_weights, args=(weights,))
 
     def take_caches(self) -> None:
         kill_point("up.cache")

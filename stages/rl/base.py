@@ -7,7 +7,7 @@ return the same; rank 0 alone writes. A rank that fails alone leaves the others 
 
 from typing import Protocol
 
-from pipeline.gps.store import Writer
+from pipeline.gps.store import Store
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
 
@@ -26,8 +26,9 @@ class Trainer(Protocol):
     def probe(self) -> Probe:
         """The next greedy token and its logprob after a few fixed prompts, under the present weights."""
 
-    def publish(self, writer: Writer | None) -> None:
-        """Copy the weights, under canonical (HF) names, into the slot that `writer` holds: rank 0. Others have none."""
+    def publish(self, store: Store, limit_s: float) -> None:
+        """Copy the weights, under canonical (HF) names, as its version into its node's store, all ranks together;
+        nobody sees it before it is sealed. Waits `limit_s` at most for the slot: WeightsUnavailable."""
 
     def save(self, uri: str) -> str:
         """Write a complete checkpoint `uri/step_<version>`; return its path. Idempotent. Also while it sleeps."""

@@ -27,7 +27,7 @@ from pipeline.config import Config
 from pipeline.core.errors import StageFailed, UpdateRefused
 from pipeline.emulation import TrainTiming
 from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
-from pipeline.gps.store import Reader, Writer
+from pipeline.gps.store import Reader, Store
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
@@ -110,19 +110,20 @@ class EmulatedTrainer:
         self._require_awake()
         return Probe(prompts=[[0]], tokens=[0], logprobs=[-float(np.abs(self.weights).mean())], tolerance=1e-7)
 
-    def publish(self, writer: Writer | None) -> None:
+    def publish(self, store: Store, limit_s: float) -> None:
         self._require_awake()
-        if writer is None:
+        if self._rank:
             return
-        entry = writer.entries.get(EMULATED_NAME)
-        if entry is None or len(writer.entries) > 1 or (entry.dtype, entry.shape) != ("F32", (EMULATED_SIZE,)):
+        entry = store.entries.get(EMULATED_NAME)
+        if entry is None or len(store.entries) > 1 or (entry.dtype, entry.shape) != ("F32", (EMULATED_SIZE,)):
             raise UpdateRefused(
-                f"the weight store holds {sorted(writer.entries)}, not one F32 {EMULATED_NAME!r} of {EMULATED_SIZE}"
+                f"the weight store holds {sorted(store.entries)}, not one F32 {EMULATED_NAME!r} of {EMULATED_SIZE}"
             )
-        target, half = np.frombuffer(writer.buffer, np.float32, EMULATED_SIZE, entry.offset), EMULATED_SIZE // 2
-        target[:half] = self.weights[:half]
-        kill_point("publish.half")
-        target[half:] = self.weights[half:]
+        with store.write(self.version, limit_s) as writer:
+            target, half = np.frombuffer(writer.buffer, np.float32, EMULATED_SIZE, entry.offset), EMULATED_SIZE // 2
+            target[:half] = self.weights[:half]
+            kill_point("publish.half")
+            target[half:] = self.weights[half:]
 
     def save(self, uri: str) -> str:
         store = CheckpointStore(uri)

@@ -24,7 +24,7 @@ from torch.nn import Module
 from pipeline.checkpoint import Checkpoint, CheckpointStore
 from pipeline.config import Config
 from pipeline.core.errors import RunError, StageFailed, UpdateRefused
-from pipeline.gps.store import Reader, Writer
+from pipeline.gps.store import Reader, Store
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
@@ -40,7 +40,8 @@ from stages.rl.ranks import Buckets, Ranks, averaging, cut_again, distribute, re
 from stages.rl.staleness import require_bounded
 from stages.rl.state import Gather, Named, held_moments, image, optimizer_tensors, restore_optimizer
 from stages.rl.tally import Mismatch, Tally, update_metrics
-from stages.weights.tensors import publish, views
+from stages.weights.publisher import Publisher
+from stages.weights.tensors import views
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -54,7 +55,8 @@ class HfTrainer:
 
     `load` continues from a checkpoint. The reference of the KL term, if there is one, is always the base model.
     Where `ranks` are several, all of them call everything here, in the same order. While it sleeps its state is in the
-    host's memory, on a CPU in files whose names begin with `offload_to` (see stages.rl.offload).
+    host's memory, on a CPU in files whose names begin with `offload_to` (see stages.rl.offload). `shares`: see
+    Publisher.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class HfTrainer:
         reader: Reader | None = None,
         ranks: Ranks | None = None,
         offload_to: Path | None = None,
+        shares: Path | None = None,
     ) -> None:
         if reader is not None and reader.version != 0:
             raise ValueError(f"a trainer starts from version 0 or a checkpoint, not from version {reader.version}")
         self._config = config
         self._ranks = ranks or Ranks()
+        self._publisher = Publisher(self._ranks, shares)
         self._correction = Correction.of(config)
         self._spec = config.model.policy
         self._accelerator = Accelerator(
@@ -166,13 +170,12 @@ class HfTrainer:
             tolerance=_PROBE_TOLERANCES[self._spec.dtype],
         )
 
-    def publish(self, writer: Writer | None) -> None:
+    def publish(self, store: Store, limit_s: float) -> None:
         self._require_whole()
-        if writer is not None:
-            wanted = _GPS_DTYPES[self._spec.dtype]
-            if others := [name for name, entry in writer.entries.items() if entry.dtype != wanted]:
-                raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
-        publish(self.model.state_dict(), writer, whole)
+        wanted = _GPS_DTYPES[self._spec.dtype]
+        if others := [name for name, entry in store.entries.items() if entry.dtype != wanted]:
+            raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
+        self._publisher.publish(self.model.state_dict(), store, self.version, limit_s)
 
     def save(self, uri: str) -> str:
         self._require_ended()

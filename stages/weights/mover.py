@@ -9,7 +9,8 @@ while others go on, and no group has to shrink when a node is lost. Nothing here
 the move's limit, and the agent kills a mover whose move takes too long, and starts it again. What carries the bytes is
 a line (lines.py): gloo; with the option `device` NCCL, over a buffer on that device.
 
-The sender reads its own node's slot, the receiver writes into its own: no byte is held twice. With each MiB goes the
+The sender reads its own node's slot, the receiver writes into its own: no byte is held twice. What moves is the whole
+of a version, or the ranges of it that the training ranks of one node wrote. With each MiB goes the
 sum of its words, so a version that was changed on its way is not whole, and can never be sealed.
 
 Shape suffixes: N bytes of an image, C bytes of a piece of it, S MiB.
@@ -23,9 +24,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -34,13 +36,14 @@ from torch.distributed import FileStore, PrefixStore
 
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
-from pipeline.gps.store import Reader, Store, Writer
+from pipeline.gps.ranges import Range, read_share
+from pipeline.gps.store import Joined, Reader, Store, Writer
 from pipeline.kill_points import kill_point
 from stages.weights.lines import PIECE_BYTES, GlooLine, Line, StagedLine, nccl_group
 
 _MIB = 1 << 20
 _SENDER = 0
-_WORDS_IN_HEAD = 4
+_WORDS_IN_HEAD = 5
 
 
 class Pair:
@@ -56,33 +59,31 @@ class Pair:
         else:
             self._line = GlooLine(store, first.rank, host, first.limit_s)
 
-    def send(self, held: Reader) -> int:
+    def send(self, held: Reader, ranges: Sequence[Range]) -> int:
         """Returns the number of bytes. Raises RuntimeError if the other one refused or did not get what was sent."""
-        image_N = _bytes_of(held)
-        self._line.say(torch.tensor([held.version, len(image_N), *_layout(held)]))
+        self._line.say(torch.tensor([held.version, *_words_of(held, ranges)]))
         self._require(held.version, "was refused")
         sums = []
-        for piece_C in self._line.send(image_N.split(PIECE_BYTES)):
+        for piece_C in self._line.send(_pieces(held, ranges)):
             sums.append(_sums(piece_C))
             kill_point("copy.sending")
         self._line.say(torch.cat(sums))
         self._require(held.version, "did not arrive as it was sent")
-        return len(image_N)
+        return _size(ranges)
 
-    def receive(self, held: Writer) -> int:
-        """Returns the number of bytes. Raises WeightsUnavailable for another version or layout, and for bytes that are
-        not those sent."""
-        image_N = _bytes_of(held)
-        wanted = torch.tensor([held.version, len(image_N), *_layout(held)])
+    def receive(self, held: Writer | Joined, ranges: Sequence[Range]) -> int:
+        """Returns the number of bytes. Raises WeightsUnavailable for another version, layout or share, and for bytes
+        that are not those sent."""
+        wanted = torch.tensor([held.version, *_words_of(held, ranges)])
         offered = self._line.hear(torch.empty(_WORDS_IN_HEAD, dtype=torch.int64))
         is_wanted = torch.equal(offered, wanted)
         self._line.say(torch.tensor([int(is_wanted)]))
         if not is_wanted:
             raise WeightsUnavailable(
-                f"offered was {offered.tolist()}, wanted {wanted.tolist()} (version, bytes, layout)"
+                f"offered was {offered.tolist()}, wanted {wanted.tolist()} (version, bytes, layout, ranges)"
             )
         found = []
-        for piece_C in self._line.receive(image_N.split(PIECE_BYTES)):
+        for piece_C in self._line.receive(_pieces(held, ranges)):
             found.append(_sums(piece_C))
             kill_point("copy.receiving")
         sums_S = torch.cat(found)
@@ -90,28 +91,37 @@ class Pair:
         self._line.say(torch.tensor([int(is_whole)]))
         if not is_whole:
             raise WeightsUnavailable(f"version {held.version} was changed on its way")
-        return len(image_N)
+        return _size(ranges)
 
     def _require(self, version: int, otherwise: str) -> None:
         if not self._line.hear(torch.empty(1, dtype=torch.int64)).item():
             raise RuntimeError(f"version {version} {otherwise}")
 
 
-def _bytes_of(held: Reader | Writer) -> Tensor:
+def _pieces(held: Reader | Writer | Joined, ranges: Sequence[Range]) -> list[Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(held.buffer, dtype=torch.uint8)
+        image_N = torch.frombuffer(held.buffer, dtype=torch.uint8)
+    return [piece_C for at, length in ranges for piece_C in image_N[at : at + length].split(PIECE_BYTES)]
 
 
-def _layout(held: Reader | Writer) -> Iterator[int]:
-    """Two words that differ where names, types, shapes or places do."""
-    text = repr(sorted((name, entry) for name, entry in held.entries.items()))
-    digest = hashlib.sha256(text.encode()).digest()
+def _size(ranges: Sequence[Range]) -> int:
+    return sum(length for _, length in ranges)
+
+
+def _words_of(held: Reader | Writer | Joined, ranges: Sequence[Range]) -> Iterator[int]:
+    """The number of bytes, then words that differ where names, types, shapes, places or ranges do."""
+    yield _size(ranges)
+    layout = repr(sorted((name, entry) for name, entry in held.entries.items()))
+    digest = hashlib.sha256(layout.encode()).digest()
     yield from (int.from_bytes(digest[at : at + 8], "little", signed=True) for at in (0, 8))
+    yield int.from_bytes(hashlib.sha256(repr(list(ranges)).encode()).digest()[:8], "little", signed=True)
 
 
 def _sums(piece_C: Tensor) -> Tensor:
     """Of each MiB (and of what is left at the end, zeros behind it) the sum of its 64-bit words; they may wrap."""
+    if piece_C.data_ptr() % 8:
+        piece_C = piece_C.clone()  # words are read where words may lie
     whole = len(piece_C) // _MIB * _MIB
     sums_S = piece_C[:whole].view(torch.int64).view(-1, _MIB // 8).sum(1)
     if whole == len(piece_C):
@@ -171,7 +181,8 @@ class Mover:
             try:
                 pair = pair or Pair(move, self._host, self._device)
                 with self._hold(move) as held:
-                    num_bytes = pair.send(held) if isinstance(held, Reader) else pair.receive(held)
+                    ranges = read_share(Path(move.shares), move.share) if move.shares else [(0, len(held.buffer))]
+                    num_bytes = pair.send(held, ranges) if isinstance(held, Reader) else pair.receive(held, ranges)
             except Exception:
                 pair = None  # dropped, so that the other one fails at once, too
                 reason = traceback.format_exc()
@@ -182,11 +193,13 @@ class Mover:
                 moved = wire.Moved(worker=wire.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
                 self._say(moved)
 
-    def _hold(self, move: wire.Move) -> Reader | Writer:
+    def _hold(self, move: wire.Move) -> Reader | Writer | Joined:
         if move.rank == _SENDER:
             return self._store.read(move.version, move.limit_s, is_sealed=False)
         if move.is_first:
             self._store.hide()
+        if move.shares:
+            return self._store.write_more(move.version, move.limit_s)
         return self._store.write(move.version, move.limit_s)
 
     @cached_property

@@ -5,20 +5,20 @@ Shape legend: E experts, I the experts' inner size, H hidden size.
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from pipeline.core.errors import UpdateRefused
-from pipeline.gps.store import Reader, Writer
-from pipeline.kill_points import kill_point
+from pipeline.gps.segment import Entry
+from pipeline.gps.store import Joined, Reader, Writer
 from stages.weights.compare import differing
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FUSED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<kind>gate_up_proj|down_proj)")
 
 
-def views(held: Reader | Writer) -> dict[str, torch.Tensor]:
+def views(held: Reader | Writer | Joined) -> dict[str, torch.Tensor]:
     """Every tensor of the version that is held, in sorted order of names, without a copy.
 
     Of a Reader they are read-only, although torch cannot know it: writing to one ends the process.
@@ -55,38 +55,14 @@ def canonical(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return named
 
 
-def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-@torch.no_grad()
-def publish(
-    parameters: Mapping[str, torch.Tensor],
-    writer: Writer | None,
-    whole: Callable[[torch.Tensor], torch.Tensor] = as_it_is,
-) -> None:
-    """Copy a model's parameters (`model.state_dict()`) into the slot, rounding to its dtype.
-
-    Where they are cut up over processes, `whole` gathers one, and all processes call this: those without a writer only
-    take part. Raises UpdateRefused before anything is gathered or written unless names and shapes are exactly those of
-    the slot. Only a tied head, which is the embedding under a second name, may be more than the slot has.
-    """
-    if writer is None:
-        for tensor in parameters.values():
-            whole(tensor)
-        return
-    target = views(writer)
+def require_fitting(parameters: Mapping[str, torch.Tensor], entries: Mapping[str, Entry]) -> None:
+    """Raise UpdateRefused unless canonical names and shapes are exactly those of a store."""
     named = canonical({name: torch.empty(tensor.shape, device="meta") for name, tensor in parameters.items()})
-    if "lm_head.weight" in named and "lm_head.weight" not in target and _is_tied(parameters):
+    if "lm_head.weight" in named and "lm_head.weight" not in entries and _is_tied(parameters):
         del named["lm_head.weight"]
-    differences = differing({n: t.shape for n, t in named.items()}, {n: t.shape for n, t in target.items()})
-    if differences:
-        raise UpdateRefused(f"version {writer.version} does not fit the weight store: {differences}")
-    for parameter, tensor in parameters.items():
-        for name, part in canonical({parameter: whole(tensor)}).items():
-            if name in target:
-                target[name].copy_(part)
-                kill_point("publish.half")
+    wanted = {name: torch.Size(entry.shape) for name, entry in entries.items()}
+    if differences := differing({name: tensor.shape for name, tensor in named.items()}, wanted):
+        raise UpdateRefused(f"what the trainer has does not fit the weight store: {differences}")
 
 
 def _is_tied(parameters: Mapping[str, torch.Tensor]) -> bool:

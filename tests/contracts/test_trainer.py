@@ -75,8 +75,7 @@ def weights_in(store: Store, version: int) -> dict[str, bytes]:
 
 
 def publish(trainer: Trainer, store: Store) -> dict[str, bytes]:
-    with store.write(trainer.version, 1.0) as writer:
-        trainer.publish(writer)
+    trainer.publish(store, 1.0)
     store.seal(trainer.version)
     return weights_in(store, trainer.version)
 
@@ -306,7 +305,7 @@ def test_a_sleeping_trainer_saves_and_wakes_and_nothing_else(make, store, tmp_pa
         trainer.probe,
         trainer.sleep,
         lambda: trainer.load(path),
-        lambda: trainer.publish(None),
+        lambda: trainer.publish(store, 1.0),
     ):
         with pytest.raises(StageFailed, match="sleeps"):
             use()

@@ -163,8 +163,8 @@ def test_the_trainers_probe_is_answered(rig: Rig) -> None:
     trainer = EmulatedTrainer(Config.model_validate(MINIMAL))
     engine = start(rig)
     trainer.weights = np.random.default_rng(1).normal(size=1024).astype(np.float32)
-    with rig.store.write(1, 1) as writer:
-        trainer.publish(writer)
+    trainer.version = 1
+    trainer.publish(rig.store, 1)
     rig.store.seal(1)
     with rig.read() as reader:
         engine.load(reader, trainer.probe())

@@ -17,7 +17,9 @@ import torch
 from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
 from stages.engines.base import Engine, Output, Request
-from stages.weights.tensors import canonical, publish, views
+from stages.rl.ranks import Ranks
+from stages.weights.publisher import Publisher
+from stages.weights.tensors import canonical, views
 from tests.engines.tiny import VOCAB_SIZE, Rig, drain, load_vllm, make_model, one_collection, private_bytes, run
 
 pytestmark = pytest.mark.vllm
@@ -191,9 +193,8 @@ def test_head_and_embedding_arrive_bit_for_bit(world: World, kind: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
-    with rig.store.write(rig.store.current() + 1, 1) as writer:
-        publish(model.state_dict(), writer)
-        version = writer.version
+    version = rig.store.current() + 1
+    Publisher(Ranks()).publish(model.state_dict(), rig.store, version, 1)
     rig.store.seal(version)
     update(engine, rig)
 
@@ -220,9 +221,8 @@ def embedding_and_head(worker: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def test_logprobs_are_those_of_the_distribution_sampled_from(world: World, kind: str) -> None:
     """At several temperatures, equal to the tempered log-softmax of the reference implementation."""
     rig, engine, model = world.rigs[kind], world.engines[kind], world.models[kind]
-    with rig.store.write(rig.store.current() + 1, 1) as writer:
-        publish(dict(model.named_parameters()), writer)
-        version = writer.version
+    version = rig.store.current() + 1
+    Publisher(Ranks()).publish(dict(model.named_parameters()), rig.store, version, 1)
     rig.store.seal(version)
     update(engine, rig)
     temperatures = {"low": 0.6, "one": 1.0, "high": 1.5}

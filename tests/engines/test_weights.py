@@ -9,7 +9,9 @@ import safetensors.torch
 import torch
 
 from pipeline.core.errors import UpdateRefused
-from stages.weights.tensors import publish, views
+from stages.rl.ranks import Ranks
+from stages.weights.publisher import Publisher
+from stages.weights.tensors import views
 from tests.engines.tiny import Rig
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -34,8 +36,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 def put(rig: Rig, named: dict[str, torch.Tensor]) -> None:
     version = rig.store.current() + 1
-    with rig.store.write(version, 1) as writer:
-        publish(named, writer)
+    Publisher(Ranks()).publish(named, rig.store, version, 1)
     rig.store.seal(version)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState
 
 from pipeline.config import Config
-from pipeline.gps.store import Reader, Writer
+from pipeline.gps.store import Reader, Store
 from pipeline.queue.schema import SequenceRow
 from pipeline.wire_shift import Probe
 from stages.rl.ranks import Ranks, join
@@ -74,8 +74,8 @@ class RankedTrainer:
         probe: Probe = self._all("probe")
         return probe
 
-    def publish(self, writer: Writer | None) -> None:
-        self._all("publish", writer, others=(None,))
+    def publish(self, store: Store, limit_s: float) -> None:
+        self._all("publish", store, limit_s)
 
     def save(self, uri: str) -> str:
         path: str = self._all("save", uri)
@@ -97,8 +97,8 @@ class RankedTrainer:
         assert all(kind == "returned" for kind, _ in self._crew.hear())
         return mine
 
-    def _all(self, method: str, *args: Any, others: tuple[Any, ...] | None = None) -> Any:
-        self._crew.tell(self._number, method, *(args if others is None else others))
+    def _all(self, method: str, *args: Any) -> Any:
+        self._crew.tell(self._number, method, *args)
         mine = _outcome(self.own, method, args)
         found = [mine, *self._crew.hear()]
         assert all(repr(other) == repr(mine) for other in found), f"ranks differ in {method}: {found}"

@@ -24,8 +24,8 @@ def serve_publications() -> int:
     task, published = here(), 0
     while (order := task.next_order(60)).kind == "dispatch":
         version = int(order.ids[0])
-        with task.worker.policy.write(version, 10.0) as writer:
-            task.worker.trainer.publish(writer)
+        task.worker.trainer.version = version
+        task.worker.trainer.publish(task.worker.policy, 10.0)
         task.report_admitted(version, [])
         published += 1
     return published

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from pipeline.gps.engine_layout import Engine, vllm_layout
 from pipeline.gps.layout import Box, whole
-from pipeline.gps.trainer_layout import FLAT, flat_boxes, flat_shards, fsdp2, pipelined, stages_of, tensor_parallel
+from pipeline.gps.trainer_layout import (
+    FLAT,
+    flat_boxes,
+    flat_shards,
+    fsdp2,
+    pipelined,
+    stages_of,
+    tensor_parallel,
+    unfused,
+)
 from tests.gps.arrays import KINDS, PADDING, any_layout, any_shapes, equal, laid_out, numbered, put_together
 from tests.gps.shapes import Model
 
@@ -78,6 +87,23 @@ def test_stages_have_their_own_layers_and_each_end_its_own_tensors() -> None:
     assert "model.embed_tokens.weight" in stages[0] and {"lm_head.weight", "model.norm.weight"} <= set(stages[1])
     layout = pipelined([KINDS["ddp"](stage, 2) for stage in stages])
     assert [len(parts) for parts in layout.ranks] == [len(stages[0])] * 2 + [len(stages[1])] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "flat_shards"])
+def test_experts_of_a_trainer_have_their_canonical_names(kind: str, num_ranks: int) -> None:
+    """By numpy's own means: one expert, and halves of it."""
+    fused = {"m.experts.gate_up_proj": (5, 6, 4), "m.experts.down_proj": (5, 4, 3), "m.norm.weight": (4,)}
+    had, layout = numbered(fused), unfused(KINDS[kind](fused, num_ranks), fused)
+    ranks = [laid_out(KINDS[kind](fused, num_ranks), rank, had) for rank in range(num_ranks)]
+    expected = {"m.norm.weight": had["m.norm.weight"]}
+    for number in range(5):
+        gate, up = np.split(had["m.experts.gate_up_proj"][number], 2)
+        down = had["m.experts.down_proj"][number]
+        for name, array in (("gate", gate), ("up", up), ("down", down)):
+            expected[f"m.experts.{number}.{name}_proj.weight"] = array
+    shapes = {name: array.shape for name, array in expected.items()}
+    assert equal([put_together(layout, ranks, shapes)], [expected])
 
 
 # --- engines ----------------------------------------------------------------------------------------------------------

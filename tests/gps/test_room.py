@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from pipeline.core.errors import ConfigError
-from pipeline.gps.room import check_room, needed_bytes
+from pipeline.gps.room import check_budget, check_room, needed_bytes
 from pipeline.gps.store import Store
 
 MIB = 1 << 20
@@ -69,3 +69,14 @@ def test_memory_limit_of_the_old_kind_seen_from_a_container(machine: Path) -> No
     write_group(machine / "sys/fs/cgroup/memory", **group)
     with pytest.raises(ConfigError, match=r"limit_in_bytes has 3\.00 MiB free"):
         check_room({"policy": 4 * MIB}, root=machine)
+
+
+def test_weights_that_are_more_than_the_budget_are_refused_with_numbers() -> None:
+    stores = {"policy, two versions": 3 << 30, "genrm": 1 << 30}
+    for enough in (0, 4 << 30):
+        check_budget(stores, enough)
+    message = (
+        r"gps.budget is 4.00 GiB, but the weights need 4.00 GiB .*\(policy, two versions 3.00 GiB, genrm 1.00 GiB\)"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_budget(stores, (4 << 30) - 1)

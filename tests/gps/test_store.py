@@ -1,6 +1,7 @@
 """One node's store: nobody reads a part of a version, and a reader's or writer's death harms nothing."""
 
 import os
+import pickle
 import signal
 import stat
 import subprocess
@@ -287,3 +288,71 @@ def test_page_tables_are_made_ahead_and_given_up(store_name: str, tmp_path: Path
             assert set(values(reader)) == {7}
     finally:
         store.unlink()
+
+
+JOIN_AND_WAIT = """
+import sys, time
+from pipeline.gps.store import Store
+joined = Store.attach(sys.argv[1]).join(int(sys.argv[2]), 1)
+joined.buffer[-8:] = b"anotherX"
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_others_write_along_when_the_writer_shares(store: Store) -> None:
+    with store.write(1, 0) as writer:
+        with pytest.raises(WeightsUnavailable, match=r"joining the writer of version 1: .* was held by"):
+            store.join(1, 0)
+        writer.share()
+        values(writer)[:512] = 1
+        with Store.attach(store.name).join(1, 0) as joined:
+            np.frombuffer(joined.buffer, np.float32, 1024, joined.entries["weight"].offset)[512:] = 2
+        with pytest.raises(WeightsUnavailable, match="nobody is writing version 3"):
+            store.join(3, 0)
+        with pytest.raises(WeightsUnavailable, match="WRITING with version 1"):
+            store.read(1, 0, is_sealed=False)
+    store.seal(1)
+    assert set(values(store.read(1, 0))[:512]) == {1} and set(values(store.read(1, 0))[512:]) == {2}
+    with pytest.raises(WeightsUnavailable, match="nobody is writing version 1"):
+        store.join(1, 0)
+
+
+def test_who_joined_keeps_the_slot_when_the_writer_is_gone(store: Store) -> None:
+    """Else it might write into what another writer makes of it."""
+    with pytest.raises(ZeroDivisionError), store.write(1, 0) as writer:
+        writer.share()
+        other = start(JOIN_AND_WAIT, store.name, 1)
+        raise ZeroDivisionError
+    with pytest.raises(WeightsUnavailable, match=f"held by process {other.pid}"):
+        store.write(1, 0.05)
+    end(other)
+    publish(store, 1)
+
+
+def test_what_is_written_later_is_added_and_a_failure_takes_nothing_away(store: Store) -> None:
+    with store.write_more(1, 0) as writer:
+        values(writer)[:512] = 1
+    with pytest.raises(ZeroDivisionError), store.write_more(1, 0) as writer:
+        raise ZeroDivisionError
+    with store.write_more(1, 0) as writer:
+        with pytest.raises(WeightsUnavailable, match="was held by"):
+            store.read(1, 0, is_sealed=False)
+        values(writer)[512:] = 2
+    store.seal(1)
+    with store.read(1, 0) as reader:
+        assert set(values(reader)[:512]) == {1} and set(values(reader)[512:]) == {2}
+    with pytest.raises(ValueError, match="cannot be written beside the visible version 1"):
+        store.write_more(1, 0)
+    with store.write_more(2, 0) as writer:  # nothing of it is there: as any other write
+        values(writer)[:] = 3
+    with pytest.raises(ZeroDivisionError), store.write_more(4, 0):
+        raise ZeroDivisionError
+    with pytest.raises(WeightsUnavailable, match="WRITING with version 4"):
+        store.seal(4)
+
+
+def test_a_store_is_attached_where_it_is_sent(store: Store) -> None:
+    publish(store, 1)
+    sent = pickle.loads(pickle.dumps(store))
+    assert sent.name == store.name and (values(sent.read(1, 0)) == 1).all()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
 _WATCHED = ("alloc/", "role/", "planner/", "shift/")
 """Metrics of what the monitor sees in time."""
-_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/", *_WATCHED)
+_TIMES = ("time", "timing_s/", "task_s/", "queue_s/", "perf/", "gps/", *_WATCHED)
 """Metrics that no two runs share."""
 _LIMIT_S = 400
 

@@ -148,7 +148,7 @@ class Publishing:
             self._take_until(lambda: node not in self._memories)
             return
         self._versions.write(version)
-        self._memories.write(node, version)
+        self._memories.write([node], version)
         self._go_on()
 
     def _slot(self, store: Store, version: int) -> Writer:
@@ -189,7 +189,7 @@ class Publishing:
         self.watch.nodes.copies.node_lost(node, reason)
         self._memories.lose(node)
         written = self._versions.written
-        if written is not None and not self._memories.holders(written):
+        if written is not None and self._memories.is_lost(written):
             self._versions.lose(written)
             self.tally.again += 1
         self._end_reader(node)

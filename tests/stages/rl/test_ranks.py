@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from pipeline.checkpoint import Checkpoint
 from pipeline.config import Config
 from pipeline.core.errors import StageFailed
+from pipeline.gps.ranges import read_share
+from pipeline.gps.store import Store
 from stages.rl.batch import Sample, to_sample
 from stages.rl.ranks import Ranks, whole
 from stages.rl.tally import Mismatch, Tally
 from stages.rl.trainer import HfTrainer
+from stages.weights.boxes import box_of
+from stages.weights.publisher import Publisher, written_by
 from stages.weights.tensors import canonical, views
 from tests.fakes.ranks import crew
 from tests.fakes.stores import weight_store
@@ -239,8 +244,11 @@ def test_r12_three_strict_ranks_resume_bit_for_bit(trio, tmp_path):
     assert saved(resumed, tmp_path / "resumed") == saved(straight, tmp_path / "straight")
 
 
-@pytest.mark.parametrize("kind", ["tied", "bfloat16", "experts"])
-def test_r19_sharded_weights_reach_store_and_checkpoint_under_their_names(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "strategy", "ranks"),
+    [("tied", "fsdp2", 2), ("bfloat16", "fsdp2", 3), ("experts", "fsdp2", 3), ("experts", "ddp", 2)],
+)
+def test_r19_weights_of_all_ranks_reach_store_and_checkpoint_under_their_names(tmp_path, kind, strategy, ranks):
     folder = write_model(tmp_path / "dense", is_tied=kind == "tied")
     if kind == "experts":
         settings = {k: v for k, v in model_config(folder).items() if k not in ("model_type", "architectures")}
@@ -249,11 +257,10 @@ def test_r19_sharded_weights_reach_store_and_checkpoint_under_their_names(tmp_pa
         Qwen3MoeForCausalLM(moe).save_pretrained(folder)
     dtype = "bfloat16" if kind == "bfloat16" else "float32"
     changes = {"model__policy": {"path": str(folder), "dtype": dtype}}
-    with crew(2) as group, weight_store(folder, dtype) as store:
-        trainer = group.make(ranked(folder, "fsdp2", **changes))
+    with crew(ranks) as group, weight_store(folder, dtype) as store:
+        trainer = group.make(ranked(folder, strategy, ranks, **changes))
         trainer.train(make_rows(1), 1)
-        with store.write(1, 1.0) as writer:
-            trainer.publish(writer)
+        trainer.publish(store, 1.0)
         store.seal(1)
         with store.read(1, 1.0) as reader:
             published = {name: tensor.clone() for name, tensor in views(reader).items()}
@@ -266,6 +273,45 @@ def test_r19_sharded_weights_reach_store_and_checkpoint_under_their_names(tmp_pa
     assert all(torch.equal(tensor, expected[name].to(tensor.dtype)) for name, tensor in published.items())
     assert ("lm_head.weight" in published) == (kind != "tied")
     assert ("model.layers.0.mlp.experts.3.up_proj.weight" in published) == (kind == "experts")
+
+
+def publish_on_nodes(trainer, names: list[str], prefix: Path) -> None:
+    publisher = Publisher(trainer._ranks, prefix)
+    publisher.publish(trainer.model.state_dict(), Store.attach(names[trainer._ranks.rank]), 1, 1.0)
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), [("fsdp2", (0, 1, 1)), ("ddp", (0, 1, 0))])
+def test_ranks_on_several_nodes_write_shares_there_which_are_the_whole_together(trio, model, tmp_path, strategy, nodes):
+    three = trio.make(ranked(model, strategy, 3))
+    three.train(make_rows(1), 1)
+    with weight_store(model) as first, weight_store(model) as second:
+        stores, prefix = (first, second), tmp_path / "share"
+        three.on_each(publish_on_nodes, [stores[node].name for node in nodes], prefix)
+        with second.read(1, 1.0, is_sealed=False) as has, first.write_more(1, 1.0) as lacks:
+            for offset, length in read_share(prefix, 1):
+                lacks.buffer[offset : offset + length] = has.buffer[offset : offset + length]
+        first.seal(1)
+        expected = three.on_each(weights_of)
+        with first.read(1, 1.0) as reader:
+            assert largest_gap(dict(views(reader)), {name: expected[name] for name in first.entries}) == 0
+        sizes = [sum(length for _, length in read_share(prefix, node)) for node in (0, 1)]
+        assert sum(sizes) == sum(entry.nbytes for entry in first.entries.values()) and min(sizes) > 0
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_all_ranks_have_each_writes_a_part_of(tmp_path, num_ranks):
+    """All of it together, nothing twice, and about as much each."""
+    folder = write_model(tmp_path / "model")
+    with weight_store(folder) as store:
+        tensors = dict(views(store.read(0, 1.0)))
+        plans = [written_by(tensors, store, Ranks(rank, num_ranks)) for rank in range(num_ranks)]
+    counts = {name: torch.zeros(tensor.shape) for name, tensor in tensors.items()}
+    for parts in plans:
+        for name, box, _ in parts:
+            box_of(counts[name], box).add_(1)
+    assert all(bool((count == 1).all()) for count in counts.values())
+    sizes = [sum(part.box.size for part in parts) for parts in plans]
+    assert max(sizes) <= 1.25 * min(sizes)
 
 
 def test_a_save_that_fails_leaves_no_rank_waiting(pair, model, tmp_path):

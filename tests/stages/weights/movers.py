@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline import wire
 from pipeline.gps.store import confine
@@ -77,7 +78,15 @@ def two_movers(stores: tuple[str, str]) -> Iterator[tuple[MoverProcess, MoverPro
 
 
 def order(
-    rank: int, version: int, rendezvous: Path, *, is_first: bool = False, number: int = 0, limit_s: float = LIMIT_S
+    rank: int,
+    version: int,
+    rendezvous: Path,
+    *,
+    is_first: bool = False,
+    number: int = 0,
+    limit_s: float = LIMIT_S,
+    share: int = -1,
+    shares: str = "",
 ) -> wire.Move:
     """A rendezvous file makes a pair."""
     return wire.Move(
@@ -89,15 +98,17 @@ def order(
         version=version,
         is_first=is_first,
         limit_s=limit_s,
+        share=share,
+        shares=shares,
     )
 
 
 def move(
-    movers: tuple[MoverProcess, MoverProcess], version: int, rendezvous: Path, *, is_first: bool = False
+    movers: tuple[MoverProcess, MoverProcess], version: int, rendezvous: Path, **options: Any
 ) -> tuple[Answer, Answer]:
-    """Have the first send a version to the second; what both answer."""
+    """Have the first send a version to the second; what both answer. `options` as those of an order."""
     for rank, mover in enumerate(movers):
-        mover.tell(order(rank, version, rendezvous, is_first=is_first))
+        mover.tell(order(rank, version, rendezvous, **options))
     return movers[0].answer(), movers[1].answer()
 
 

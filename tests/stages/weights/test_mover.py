@@ -11,7 +11,9 @@ import pytest
 
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
+from pipeline.gps.ranges import byte_ranges, read_share, write_share
 from pipeline.gps.store import Store
+from pipeline.gps.trainer_layout import fsdp2
 from tests.stages.weights.movers import LIMIT_S, MoverProcess, move, order, two_movers
 
 POLICY = "configs/quickstart/policy"
@@ -118,7 +120,7 @@ def test_another_version_or_layout_is_refused_and_nothing_can_be_sealed(
     try:
         sent, received = move((movers[0], mover), 1, tmp_path / "layout")
         assert isinstance(sent, wire.MoveFailed) and "version 1 was refused" in sent.reason
-        assert isinstance(received, wire.MoveFailed) and "(version, bytes, layout)" in received.reason
+        assert isinstance(received, wire.MoveFailed) and "(version, bytes, layout, ranges)" in received.reason
         with pytest.raises(WeightsUnavailable):
             other.seal(1)
     finally:
@@ -157,3 +159,58 @@ def test_a_mover_killed_in_the_middle_leaves_nothing_that_can_be_sealed_and_a_ne
     assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire.Moved)
     stores[1].seal(1)
     assert held(stores[1], 1) == written
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def halves(store: Store, prefix: Path) -> list[list[tuple[int, int]]]:
+    """Every tensor's rows dealt to two nodes, and written down."""
+    shapes = {name: entry.shape for name, entry in store.entries.items()}
+    found = []
+    for node, parts in enumerate(fsdp2(shapes, 2).ranks):
+        write_share(prefix, node, node, (r for name, box, _ in parts for r in byte_ranges(store.entries[name], box)))
+        found.append(read_share(prefix, node))
+    return found
+
+
+def write_part(store: Store, version: int, image: bytes, ranges: list[tuple[int, int]]) -> None:
+    with store.write_more(version, 5.0) as writer:
+        for offset, length in ranges:
+            writer.buffer[offset : offset + length] = image[offset : offset + length]
+
+
+def test_shares_are_exchanged_and_make_the_whole(movers: Movers, stores: tuple[Store, Store], tmp_path: Path) -> None:
+    image = write(stores[0], 3)
+    prefix = tmp_path / "share-1"
+    shares = halves(stores[0], prefix)
+    assert sum(length for share in shares for _, length in share) == sum(e.nbytes for e in stores[0].entries.values())
+    for store, ranges in zip(stores, shares, strict=True):
+        store.hide()
+        write_part(store, 4, bytes(len(image)), [(offset, length) for share in shares for offset, length in share])
+        store.hide()
+        write_part(store, 4, image, ranges)
+    for share, pair in enumerate((movers, movers[::-1])):
+        answers = move(pair, 4, tmp_path / f"pair{share}", number=share + 1, share=share, shares=str(prefix))
+        size = sum(length for _, length in shares[share])
+        assert all(isinstance(answer, wire.Moved) and answer.num_bytes == size for answer in answers), answers
+    for store in stores:
+        store.seal(4)
+        with store.read(4, 1.0) as reader:
+            assert bytes(reader.buffer) == image
+
+
+def test_what_is_there_stays_when_a_share_does_not_come(
+    movers: Movers, stores: tuple[Store, Store], tmp_path: Path
+) -> None:
+    image, prefix = write(stores[0], 3), tmp_path / "share-1"
+    shares = halves(stores[0], prefix)
+    stores[1].hide()
+    write_part(stores[1], 3, image, shares[1])
+    (tmp_path / "share-1-0").unlink()
+    answers = move(movers, 3, tmp_path / "pair", share=0, shares=str(prefix))
+    assert all(isinstance(answer, wire.MoveFailed) for answer in answers)
+    assert "no rank of node 0 has said" in answers[0].reason
+    with stores[1].read(3, 1.0, is_sealed=False) as reader:  # whole enough to give what it has
+        for offset, length in shares[1]:
+            assert bytes(reader.buffer[offset : offset + length]) == image[offset : offset + length]

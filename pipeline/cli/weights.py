@@ -1,0 +1,65 @@
+"""`gps`: the weights of a run in its nodes' shared memory."""
+
+import json
+from typing import Any
+
+import click
+
+from pipeline.cli.runs import find_run, how_it_stands, read_status
+from pipeline.cli.terminal import table
+from pipeline.core.errors import ConfigError
+from pipeline.wording import seconds, visible
+
+
+def gps(name: str, as_json: bool) -> int:
+    run = find_run(name)
+    status = read_status(run)
+    weights = status.get("weights")
+    if weights is None:
+        raise ConfigError(f"run {visible(run.name)} has not said anything of its weights: {how_it_stands(status)}")
+    if as_json:
+        click.echo(json.dumps(weights, indent=1))
+    else:
+        state = "" if status["live"] else f" ({how_it_stands(status)}: as it was at the end)"
+        click.echo(f"{visible(run.name)}: version {status['version']}{state}\n{describe(weights)}")
+    return 0
+
+
+def describe(weights: dict[str, Any]) -> str:
+    parts = [", ".join(f"{_size(size)} for {store}" for store, size in weights["bytes"].items()) + ", on each node"]
+    rows: list[tuple[str, ...]]
+    if weights["nodes"]:
+        rows = [("NODE", "VISIBLE", "HOLDS", "READERS", "COPIES")]
+        rows += [_of_node(node, said, weights) for node, said in weights["nodes"].items()]
+        parts.append(table(rows, indent=""))
+    if weights["copies"]:
+        rows = [("VERSION", "FROM", "TO", "BYTES", "TOOK", "SPEED")]
+        rows += [
+            (
+                str(copy["version"]),
+                copy["source"],
+                copy["node"],
+                _size(copy["num_bytes"]),
+                seconds(copy["seconds"]),
+                f"{copy['num_bytes'] / 1e9 / max(copy['seconds'], 1e-9):.2g} GB/s",
+            )
+            for copy in weights["copies"]
+        ]
+        parts.append(f"last copies between nodes\n{table(rows, indent='')}")
+    return "\n\n".join(parts)
+
+
+def _of_node(node: str, said: dict[str, Any], weights: dict[str, Any]) -> tuple[str, ...]:
+    readers = [f"{name} ({reader['version']})" for name, reader in weights["readers"].items() if reader["node"] == node]
+    copying = said["copying"]
+    return (
+        node,
+        "-" if said["visible"] is None else str(said["visible"]),
+        ", ".join(map(str, said["holds"])) or "-",
+        ", ".join(readers) or "-",
+        f"{copying['version']} from {copying['source']}" if copying else "-",
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"

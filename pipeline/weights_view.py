@@ -1,0 +1,35 @@
+"""What `pivot-pipeline gps` shows, as JSON: whose memory holds which versions, who reads them, the last copies."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipeline.copies import Made
+from pipeline.core.events import Role
+from pipeline.core.memories import Memory
+
+if TYPE_CHECKING:
+    from pipeline.core.core import Core
+
+
+def describe_weights(core: "Core", made: Iterable[Made], store_bytes: Mapping[str, int]) -> dict[str, Any]:
+    """`store_bytes`: shared memory that each node gives to each store."""
+    return {
+        "bytes": dict(store_bytes),
+        "nodes": {node: _of_node(memory) for node, memory in core.crew.memories.items()},
+        "readers": {
+            worker.name: {"node": worker.node, "version": worker.version}
+            for worker in core.fleet.workers.values()
+            if worker.role is Role.ROLLOUT and worker.serves
+        },
+        "copies": [asdict(copy) for copy in made],
+    }
+
+
+def _of_node(memory: Memory) -> dict[str, Any]:
+    copy = memory.copy
+    return {
+        "visible": memory.shown if memory.shown >= 0 else None,
+        "holds": sorted(memory.whole),
+        "copying": {"version": copy.version, "source": copy.source} if copy else None,
+    }
