@@ -6,6 +6,7 @@ do_action(type, body {attempt, ...})          everything that moves no payload; 
 """
 
 import json
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from pipeline.queue.index import Index
 from pipeline.queue.schema import PROMPTS, SEGMENTS, VERDICTS
 from pipeline.queue.segments import SegmentFiles
 
+_LOOKING = ("ping", "stats", "step_rows", "batch_parts")
+"""Actions that change nothing."""
 _KINDS = {"prompts": PROMPTS, "segments": SEGMENTS, "verdicts": VERDICTS}
 
 
@@ -34,6 +37,9 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
         self._index = index
         self._files = files
         self._commit = GroupCommit(index, files)
+        self._assembling = threading.Lock()
+        self._kept: tuple[int, int, pa.Table] | None = None  # a step's batch, and after how many actions it was made
+        self._num_actions = 0
         super().__init__(location, auth_handler=ServerHandshake(secret), middleware={"proof": AnswerProofs(secret)})
 
     def do_put(
@@ -60,13 +66,24 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
         with _errors_told():
             call = self._checked(ticket.ticket)
+            if call["call"] == "batch":
+                return fl.RecordBatchStream(self._batch(call["step"]))
             # Owners need not survive the machine: the controller dies with it, and the next attempt outranks them.
             found = self._commit.call(lambda: self._find(call), synced=False)
             return fl.RecordBatchStream(payload.assemble(found, self._files.read))
 
+    def _batch(self, step: int) -> pa.Table:
+        """All ranks of a training group ask for the same one at the same time: it is put together once for them all,
+        and kept until the controller has anything changed."""
+        with self._assembling:
+            num_actions = self._num_actions
+            if self._kept is None or self._kept[:2] != (step, num_actions):
+                index = self._index
+                found = self._commit.call(lambda: payload.find(index, steps.batch_ids(index, step)), synced=False)
+                self._kept = step, num_actions, payload.assemble(found, self._files.read)
+            return self._kept[2]
+
     def _find(self, call: dict[str, Any]) -> list[payload.StoredSequence]:
-        if call["call"] == "batch":
-            return payload.find(self._index, steps.batch_ids(self._index, call["step"]))
         if call["call"] == "claim":
             sequences.claim(self._index, self._attempt, call["ids"], call["turns"], call["restart"])
         return payload.find(self._index, call["ids"])
@@ -74,7 +91,12 @@ class QueueService(fl.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[fl.Result]:
         with _errors_told():
             call = self._checked(action.body.to_pybytes())
-            result = self._commit.call(lambda: self._act(action.type, call))
+            try:
+                result = self._commit.call(lambda: self._act(action.type, call))
+            finally:
+                if action.type not in _LOOKING:
+                    self._num_actions += 1  # after it: what was found meanwhile may be from before
+                    self._kept = None
             return [fl.Result(json.dumps(result).encode())]
 
     def _act(self, name: str, call: dict[str, Any]) -> Any:

@@ -1,10 +1,12 @@
 """The durable life of a step: batch, trained, metric row; and what a restart finds."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from pipeline.core.events import RestoredSequence
 from pipeline.queue.client import QueueClient
-from tests.queue.processes import prompts, score_all, segment
+from tests.queue.processes import Server, prompts, score_all, segment
 
 
 def test_a_batch_is_all_of_its_step(queue: QueueClient, step: int) -> None:
@@ -30,6 +32,22 @@ def test_a_batch_is_all_of_its_step(queue: QueueClient, step: int) -> None:
         assert queue.commit_trained(step) == (3, 1)
     queue.commit_batch(step, order, dropped)
     assert [row.state for row in queue.get(ids)] == ["dropped", "trained", "trained", "trained"]
+
+
+def test_all_ranks_get_the_same_batch_and_later_ones_what_became_of_it(shared: Server, step: int) -> None:
+    ids = score_all(shared.client(), step)
+    other = score_all(shared.client(), step + 1)
+    with pytest.raises(ValueError, match=f"step {step} has no recorded batch"):
+        shared.client().batch(step)
+    shared.client().commit_batch(step, ids, [])
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda client: client.batch(step), [shared.client() for _ in range(6)]))
+    assert all(rows == found[0] for rows in found) and [row.id for row in found[0]] == ids
+    assert {row.state for row in found[0]} == {"batched"}
+    shared.client().commit_batch(step + 1, other, [])
+    assert [row.id for row in shared.client().batch(step + 1)] == other
+    shared.client().commit_trained(step)
+    assert {row.state for row in shared.client().batch(step)} == {"trained"}, "what is kept is not older than that"
 
 
 def test_only_scored_sequences_are_batched(queue: QueueClient, step: int) -> None:
