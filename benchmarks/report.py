@@ -97,7 +97,7 @@ def opened(page: Path) -> dict[str, Any]:
     with Chromium(path) as browser:
         for _ in range(5):
             browser.open(page)
-            ready_s.append(browser.until("document.documentElement.dataset.ready") / 1e3)
+            ready_s.append(float(browser.until("document.documentElement.dataset.ready")) / 1e3)
             complaints += browser.errors
             requests += [url for url in browser.requests if url != page.absolute().as_uri()]
         shown = browser.evaluate(_SHOWN)

@@ -19,8 +19,8 @@ MetricRow = Mapping[str, float | None]
 Slot = Mapping[str, Any]
 
 _LETTERS = {"rollout": "R", "reward": "J", "train": "T"}
-_STYLES = {"rollout": "black on #56b4e9", "reward": "black on #e69f00", "train": "white on #009e73"}
-"""Colours of Okabe and Ito."""
+_COLOURS = {"rollout": "#56b4e9", "reward": "#e69f00", "train": "#009e73"}
+"""Of Okabe and Ito, those that are seen on dark and on light ground."""
 _STATE_LETTERS = {
     "evaluate": "E",
     "publish": "P",
@@ -30,7 +30,7 @@ _STATE_LETTERS = {
     "start": "S",
     "nobody": ".",
 }
-_MOVING, _NOTHING = "black on #bbbbbb", "dim"
+_INK, _MOVING, _NOTHING = "#000000", "#bbbbbb", "dim"
 _KEY = "R rollout  J judge  T train; small: idle; E evaluate  P publish  C save  L load  X shift  S start"
 _CELL = 24
 """Columns that a slot needs where several stand side by side."""
@@ -231,11 +231,11 @@ def _role(slot: Slot, is_short: bool = False) -> Text:
 def _style(slot: Slot) -> str:
     if slot["state"] in ("idle", "nobody"):
         return _NOTHING
-    return _STYLES.get(slot["role"], _MOVING)
+    return f"{_INK} on {_COLOURS.get(slot['role'], _MOVING)}"
 
 
 def _bar_style(slot: Slot) -> str:
-    return {"rollout": "#56b4e9", "reward": "#e69f00"}.get(slot["role"], "dim")
+    return _COLOURS.get(slot["role"], _NOTHING)
 
 
 def _state(slot: Slot) -> Text:
