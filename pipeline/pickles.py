@@ -1,4 +1,6 @@
-"""Loading a pickle runs what is in it, so only a file that is surely this user's own is loaded."""
+"""Loading a pickle runs what is in it, so only what is surely this user's own is loaded: a file that nobody else may
+write, or what a process is sent by its parent.
+"""
 
 import os
 import pickle
@@ -14,3 +16,8 @@ def load_own(path: Path) -> Any:
         if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{path} is of uid {info.st_uid}, mode {stat.filemode(info.st_mode)}: not loaded")
         return pickle.load(file)
+
+
+def of_parent(data: bytes) -> Any:
+    """What came through a pipe that this process was born with; nobody but its parent has the other end."""
+    return pickle.loads(data)

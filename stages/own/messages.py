@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from pipeline.pickles import of_parent
+
 MAX_BYTES = 64 << 20
 
 
@@ -102,7 +104,5 @@ def from_process(data: bytes) -> FromProcess:
 
 def kwargs_of(call: Call) -> dict[str, Any]:
     """In the process: they were pickled by its parent."""
-    import pickle
-
-    arguments: dict[str, Any] = pickle.loads(call.arguments)
+    arguments: dict[str, Any] = of_parent(call.arguments)
     return arguments
