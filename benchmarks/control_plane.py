@@ -32,15 +32,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
 from harness import Must, kept, main, parser
 
 from pipeline.cli.runs import Rows
 from pipeline.run_folder import RunFolder, read_json
-from pipeline.simulator.emulate import Emulation
-from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K
+from pipeline.simulator.emulate import paper_emulation
 from pipeline.simulator.modes import shiftable_schedule
-from pipeline.simulator.setup import PAPER_GROUPS, paper_setup
 
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -58,22 +55,12 @@ KINDS = {"_controller": "controller", "pipeline.queue.server": "queue", "slurm.a
 @contextmanager
 def run_of(num_slots: int, num_sequences: int, scale: float, grain: int, num_steps: int, train: int) -> Iterator[Any]:
     """A run that goes on in the background: its folder, and its submit process. It is cancelled at the end."""
-    pair = PAPER_GROUPS[GROUP]
-    emulation = Emulation(
-        setup=paper_setup(GROUP, "h800", num_gpus=num_slots, num_sequences=num_sequences),
-        gpu="h800",
-        models=(pair.policy, pair.judge),
-        lengths=POLICY_16K,
-        verdicts=VERDICT_4K,
-        time_scale=1 / scale,
-        grain=grain,
+    emulation = paper_emulation(
+        GROUP, "h800", num_gpus=num_slots, num_sequences=num_sequences, time_scale=1 / scale, grain=grain
     )
     with tempfile.TemporaryDirectory(prefix="pivot-control-") as name:
         folder = Path(name)
-        emulation.write_prompts(folder / "prompts.jsonl")
-        schedule = shiftable_schedule(emulation.setup, train)
-        tree = emulation.config(schedule, folder / "prompts.jsonl", num_steps)
-        (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+        emulation.write(folder, shiftable_schedule(emulation.setup, train), num_steps)
         command = [sys.executable, "-P", "-m", "pipeline.cli.main", "submit", "config.yaml", "--run-dir", "run"]
         env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         with (folder / "out.log").open("w") as out:

@@ -34,7 +34,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
 from harness import Must, kept, main, parser
 
 from pipeline.cli.runs import Rows
@@ -44,11 +43,9 @@ from pipeline.core.modes import ModeName
 from pipeline.emulation import EVEN, Unevenness
 from pipeline.run_folder import RunFolder
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.emulate import Emulation
-from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K
+from pipeline.simulator.emulate import Emulation, paper_emulation
 from pipeline.simulator.modes import Schedule, shiftable_schedule, static_schedules, train_sizes
 from pipeline.simulator.result import simulate
-from pipeline.simulator.setup import PAPER_GROUPS, paper_setup
 
 GROUP, SEEDS, SKIPPED = 2, (0, 1, 2), 2
 STATIC = [mode for mode in ModeName if mode is not ModeName.SHIFTABLE]
@@ -82,13 +79,11 @@ class Case:
 
     @property
     def emulation(self) -> Emulation:
-        pair = PAPER_GROUPS[GROUP]
-        return Emulation(
-            setup=paper_setup(GROUP, self.gpu, num_gpus=self.num_slots, num_sequences=self.num_sequences),
-            gpu=self.gpu,
-            models=(pair.policy, pair.judge),
-            lengths=POLICY_16K,
-            verdicts=VERDICT_4K,
+        return paper_emulation(
+            GROUP,
+            self.gpu,
+            num_gpus=self.num_slots,
+            num_sequences=self.num_sequences,
             time_scale=1 / self.scale,
             grain=self.grain,
             uneven=self.uneven,
@@ -113,19 +108,16 @@ class Case:
 
     def run(self, schedule: Schedule) -> dict[str, Any]:
         loads = [os.getloadavg()[0]]
-        emulation = self.emulation
         with tempfile.TemporaryDirectory(prefix="pivot-modes-") as name:
             folder = Path(name)
-            emulation.write_prompts(folder / "prompts.jsonl")
-            tree = emulation.config(schedule, folder / "prompts.jsonl", self.num_steps)
-            (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+            config = self.emulation.write(folder, schedule, self.num_steps)
             run = RunFolder(folder / "run")
             command = [sys.executable, "-P", "-m", "pipeline.cli.main", "submit", "config.yaml", "--run-dir", "run"]
             env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"{schedule}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-            found = outcome(Rows(run).new(), load_files([folder / "config.yaml"]))
+            found = outcome(Rows(run).new(), load_files([config]))
             rows = [{"step": r["step"], "time": r["time"]} for r in Rows(run).new()]
         loads.append(os.getloadavg()[0])
         return {

@@ -12,6 +12,13 @@ _CYCLE = 1000
 """Positions in which each file of a mixture has its share."""
 
 
+def _positions(step: int, batch_size: int) -> range:
+    """Of a step's rows, counted from the run's first."""
+    if step < 1:
+        raise ValueError(f"step {step}: the first step is 1")
+    return range((step - 1) * batch_size, step * batch_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """Each epoch is a permutation of all rows, keyed by (seed, epoch); epochs follow each other without a gap, so a
@@ -28,10 +35,7 @@ class Sampler:
 
     def rows(self, step: int) -> list[int]:
         """The row numbers of `step` (the first is 1), in order."""
-        if step < 1:
-            raise ValueError(f"step {step}: the first step is 1")
-        first = (step - 1) * self.batch_size
-        return [self._row(position) for position in range(first, first + self.batch_size)]
+        return [self._row(position) for position in _positions(step, self.batch_size)]
 
     def _row(self, position: int) -> int:
         epoch, within = divmod(position, self.num_rows)
@@ -58,10 +62,7 @@ class Mixture:
 
     def rows(self, step: int) -> list[int]:
         """The row numbers of `step` (the first is 1), in order."""
-        if step < 1:
-            raise ValueError(f"step {step}: the first step is 1")
-        first = (step - 1) * self.batch_size
-        return [self._row(position) for position in range(first, first + self.batch_size)]
+        return [self._row(position) for position in _positions(step, self.batch_size)]
 
     def _row(self, position: int) -> int:
         cycle, within = divmod(position, _CYCLE)

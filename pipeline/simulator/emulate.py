@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.compose import dump
 from pipeline.core.events import Role
 from pipeline.core.feeding import MAX_BACKLOG_S
 from pipeline.core.modes import ModeName
@@ -18,8 +19,9 @@ from pipeline.core.planner.settings import DEFAULT
 from pipeline.emulation import EVEN, Unevenness
 from pipeline.simulator.admission import Admission
 from pipeline.simulator.cost import SLEEP_S
+from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K
 from pipeline.simulator.modes import Schedule
-from pipeline.simulator.setup import Setup
+from pipeline.simulator.setup import PAPER_GROUPS, Setup, paper_setup
 
 Parts = Sequence[tuple[float, float, float]]
 _KV_BYTES = 1024  # of a token here
@@ -45,6 +47,13 @@ class Emulation:
         work = replace(self.setup.workload, correlation=0.0, shares_prefix=False)
         backlog_s = MAX_BACKLOG_S / self.time_scale
         return replace(self.setup, workload=work, max_prefill_backlog_s=backlog_s, flush_s=1.0)
+
+    def write(self, folder: Path, schedule: Schedule, num_steps: int) -> Path:
+        """The configuration of a run of the schedule, with its prompts beside it. Raises ValueError as `config`."""
+        self.write_prompts(folder / "prompts.jsonl")
+        path = folder / "config.yaml"
+        path.write_text(dump(self.config(schedule, folder / "prompts.jsonl", num_steps)), encoding="utf-8")
+        return path
 
     def write_prompts(self, path: Path, num: int = 512) -> None:
         """As long as the setup's."""
@@ -153,3 +162,27 @@ class Emulation:
                 "tick_s": max(0.1, DEFAULT.tick_s * self.time_scale),
             },
         }
+
+
+def paper_emulation(
+    group: int,
+    gpu: str,
+    *,
+    num_gpus: int,
+    num_sequences: int,
+    time_scale: float = 1.0,
+    grain: int = 16,
+    uneven: Unevenness = EVEN,
+) -> Emulation:
+    """Of one of the paper's groups (`paper_setup`)."""
+    pair = PAPER_GROUPS[group]
+    return Emulation(
+        setup=paper_setup(group, gpu, num_gpus=num_gpus, num_sequences=num_sequences),
+        gpu=gpu,
+        models=(pair.policy, pair.judge),
+        lengths=POLICY_16K,
+        verdicts=VERDICT_4K,
+        time_scale=time_scale,
+        grain=grain,
+        uneven=uneven,
+    )

@@ -3,14 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml
-
 from pipeline.core.modes import ModeName
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.emulate import Emulation
-from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K
+from pipeline.simulator.emulate import paper_emulation
 from pipeline.simulator.modes import Schedule
-from pipeline.simulator.setup import PAPER_GROUPS, paper_setup
 from tests.scenarios.deaths import Death, Outcome, kill_controller, one_of_two, suffer, whole, worker
 
 LARGE = ("checkpoint.save_freq=2", "checkpoint.keep=100", "limits.restarts=9")
@@ -18,19 +14,9 @@ LARGE = ("checkpoint.save_freq=2", "checkpoint.keep=100", "limits.restarts=9")
 
 def suffer_at_large(folder: Path, schedule: Schedule, deaths: Sequence[tuple[Death, str]]) -> Outcome:
     """Deaths of a run on 128 emulated GPUs, ten times as fast as these would be."""
-    pair, num_sequences, num_steps = PAPER_GROUPS[2], 512, 8
-    emulation = Emulation(
-        setup=paper_setup(2, "h800", num_gpus=128, num_sequences=num_sequences),
-        gpu="h800",
-        models=(pair.policy, pair.judge),
-        lengths=POLICY_16K,
-        verdicts=VERDICT_4K,
-        time_scale=0.1,
-        grain=32,
-    )
-    emulation.write_prompts(folder / "prompts.jsonl")
-    config = folder / "large.yaml"
-    config.write_text(yaml.safe_dump(emulation.config(schedule, folder / "prompts.jsonl", num_steps)))
+    num_sequences, num_steps = 512, 8
+    emulation = paper_emulation(2, "h800", num_gpus=128, num_sequences=num_sequences, time_scale=0.1, grain=32)
+    config = emulation.write(folder, schedule, num_steps)
     return suffer(
         folder / "run",
         deaths,

@@ -12,32 +12,18 @@ from pipeline.config_room import replicas_of
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.modes import ModeName
 from pipeline.simulator.admission import Admission
-from pipeline.simulator.emulate import Emulation
-from pipeline.simulator.lengths import POLICY_16K, VERDICT_4K
+from pipeline.simulator.emulate import Emulation, paper_emulation
 from pipeline.simulator.modes import Schedule, shiftable_schedule, static_schedules
-from pipeline.simulator.setup import PAPER_GROUPS, paper_setup
 from tests.fakes.plan import make_plan
 
 
 def emulation(group: int = 2, num_gpus: int = 32, **changes: object) -> Emulation:
-    pair = PAPER_GROUPS[group]
-    return replace(
-        Emulation(
-            setup=paper_setup(group, "h800", num_gpus=num_gpus, num_sequences=512),
-            gpu="h800",
-            models=(pair.policy, pair.judge),
-            lengths=POLICY_16K,
-            verdicts=VERDICT_4K,
-        ),
-        **changes,  # type: ignore[arg-type]
-    )
+    emulated = paper_emulation(group, "h800", num_gpus=num_gpus, num_sequences=512)
+    return replace(emulated, **changes)  # type: ignore[arg-type]
 
 
 def config_of(emulated: Emulation, schedule: Schedule, folder: Path) -> Config:
-    emulated.write_prompts(folder / "prompts.jsonl")
-    tree = emulated.config(schedule, folder / "prompts.jsonl", 9)
-    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
-    return load_files([folder / "config.yaml"])
+    return load_files([emulated.write(folder, schedule, 9)])
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])
