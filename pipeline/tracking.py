@@ -197,12 +197,13 @@ class Tracking:
             try:
                 session = session or _Session(self._run, self._config, self._attempt)
                 self._where = session.location
+                end = self._end  # no row is logged after it: what is sent from here on is all
                 self._send_all(session)
                 if failures:
                     _say("MLflow answers again; everything was sent")
                 failures, self._trouble = 0, ""
-                if self._end is not None:
-                    session.client.set_terminated(session.run_id, self._end)
+                if end is not None:
+                    session.client.set_terminated(session.run_id, end)
                     return
             except Exception as error:  # the border: tracking never raises into training
                 session = None  # a new one reads back what arrived
