@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_override, read_tree
 from pipeline.config_engine import EngineOptions
 from pipeline.config_errors import explain
+from pipeline.config_gps import Gps
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
 from pipeline.config_reward import Reward
@@ -25,6 +26,7 @@ from pipeline.config_stages import OwnStage
 from pipeline.config_strict import strict_faults, with_strict_defaults
 from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
 from pipeline.core.dag import Own, step_graph
+from pipeline.gps.placement import num_piles
 from pipeline.run_folder import write_atomic
 from pipeline.simulator.profiles import GPUS
 
@@ -188,12 +190,6 @@ class Limits(Section):
     restarts: Int = Field(default=3, ge=0, description="Deaths of one worker without progress in between")
 
 
-class Gps(Section):
-    budget: Int = Field(default=0, ge=0)
-    """Bytes of shared memory that a node may give to weights: two versions of the policy and the judge. Checked at
-    submit; 0: as much as is free."""
-
-
 class Config(Section):
     run: Run = Run()
     cluster: Cluster = Cluster()
@@ -283,6 +279,11 @@ class Config(Section):
         """By the path of their options."""
         judge = {} if self.judge_engine is None else {"reward.genrm.engine": self.judge_engine}
         return {"rollout.engine": self.rollout.engine, **judge}
+
+    @property
+    def num_piles(self) -> int:
+        """Into how many the tensors of a model are dealt among nodes."""
+        return num_piles(self.cluster.nodes, self.gps.replication)
 
     @property
     def correction(self) -> str:

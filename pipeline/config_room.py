@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet, Replicas
 from pipeline.core.modes import SHARED, ModeName, fill, shared_roles
+from pipeline.gps.placement import MOST_PILES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -44,6 +45,10 @@ def room_faults(config: "Config") -> Iterator[str]:
         )
     if cluster.min_nodes > cluster.nodes:
         yield f"cluster.min_nodes {cluster.min_nodes} exceeds cluster.nodes {cluster.nodes}"
+    if config.gps.replication > cluster.nodes:
+        yield f"gps.replication {config.gps.replication} exceeds cluster.nodes {cluster.nodes}; 0: each node holds all"
+    if config.num_piles > MOST_PILES:
+        yield f"gps.replication needs at most {MOST_PILES} nodes, cluster.nodes is {cluster.nodes}; 0: each holds all"
     yield from _of_own_slots(config) if config.placement.mode == "disaggregated" else _of_shared_slots(config)
     yield from _of_schedule(config)
 

@@ -87,6 +87,7 @@ def make_plan(config: Config) -> RunPlan:
         is_strict=config.is_strict,
         capacities=capacities,
         own=config.own_stages,
+        num_piles=config.num_piles,
     )
 
 

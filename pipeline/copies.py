@@ -84,6 +84,7 @@ class Copies:
                 limit_s=self._limit_s,
                 share=copy.share,
                 shares=str(self._folder / f"share-{self._attempt}") if copy.share >= 0 else "",
+                piles=list(copy.piles),
             )
             for rank, end in enumerate(key)
         }

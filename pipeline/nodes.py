@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.copies import Copies
 from pipeline.core import events as ev
 from pipeline.core.errors import ChannelBroken, RunError
+from pipeline.gps.placement import piles_of
 from pipeline.launches import Launches
 from pipeline.preload import of_zygote
 from pipeline.processes import beat_period_s, describe_exit, log_tail, say, when_ended
@@ -40,7 +41,7 @@ _POLL_S = 0.005
 class _Life:
     """One life of a node's agent. `process`: None where it came by itself, from another host; `logs`: how long they
     were before it; `heard`: when it was started or last spoke (monotonic); `version`: the weights that it was told to
-    put into its memory; `reason`: why it is over."""
+    put into its memory, and `piles`: which tensors of them; `reason`: why it is over."""
 
     node: str
     pid: int
@@ -50,6 +51,7 @@ class _Life:
     heard: float
     peer: bytes = b""
     version: int = 0
+    piles: tuple[int, ...] = ()
     reason: str = ""
     is_reported: bool = False
 
@@ -69,6 +71,7 @@ class Nodes:
 
     def __post_init__(self) -> None:
         self._lives: dict[str, _Life] = {}
+        self._numbers: dict[str, int] = {}
         self._is_over = False
         self._welcomes: set[asyncio.Task[None]] = set()
         limits = self.config.limits
@@ -222,6 +225,7 @@ class Nodes:
 
     async def _welcome(self, life: _Life) -> None:
         """What the node is to put into its memory: the newest checkpoint, at the run's start and at any later time."""
+        life.piles = piles_of(self._number(life.node), self.config.num_piles, self.config.gps.replication)
         try:
             newest = self.restored if life.is_first else await asyncio.to_thread(self.newest)
             life.version = newest.step
@@ -238,9 +242,18 @@ class Nodes:
             genrm_dtype=judge.dtype if judge else "",
             preload=of_zygote(self.config),
             has_mover=self.config.cluster.nodes > 1,
+            num_piles=self.config.num_piles,
+            piles=list(life.piles),
         )
         if not life.reason:
             await self.send(life.peer, welcome)
+
+    def _number(self, node: str) -> int:
+        """The same whenever it comes again; one that is new gets that of a node that is away."""
+        if node not in self._numbers:
+            away = [name for name, life in self._lives.items() if life.reason and name in self._numbers]
+            self._numbers[node] = self._numbers.pop(away[0]) if away else len(self._numbers)
+        return self._numbers[node]
 
     def _take(self, life: _Life, body: wire.FromAgent) -> None:
         node = self.shell.nodes[life.node]
@@ -248,8 +261,14 @@ class Nodes:
             case wire.Join() | wire.Beat() | LaunchAsked() | LauncherJoined() | LaunchEnded():
                 pass
             case wire.NodeReady():
-                joined = ev.NodeJoined(node=node.name, num_slots=node.num_slots, version=life.version)
-                self.shell.post(joined)
+                self.shell.post(
+                    ev.NodeJoined(
+                        node=node.name,
+                        num_slots=node.num_slots,
+                        version=life.version,
+                        piles=life.piles if self.config.num_piles > 1 else (),
+                    )
+                )
             case wire.NodeFailed():
                 self._lose(life, body.reason, grace_s=_LEAVE_S)
             case wire.VersionSealed():

@@ -215,7 +215,8 @@ class Shell:
                 for end in self._copies.ends(decision.node):
                     await self._to_node(end, wire.KillWorker(worker=wire.MOVER, reason=decision.reason))
             case de.SealVersion():
-                await self._to_node(decision.node, wire.SealVersion(version=decision.version))
+                seal = wire.SealVersion(version=decision.version, piles=list(decision.piles))
+                await self._to_node(decision.node, seal)
             case de.LoadVersion():
                 probe = self._probes.get(decision.version)
                 load = wire.LoadVersion(

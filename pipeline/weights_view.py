@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.copies import Made
 from pipeline.core.events import Role
-from pipeline.core.memories import Memory
+from pipeline.core.memories import Memories
 
 if TYPE_CHECKING:
     from pipeline.core.core import Core
@@ -16,7 +16,7 @@ def describe_weights(core: "Core", made: Iterable[Made], store_bytes: Mapping[st
     """`store_bytes`: shared memory that each node gives to each store."""
     return {
         "bytes": dict(store_bytes),
-        "nodes": {node: _of_node(memory) for node, memory in core.crew.memories.items()},
+        "nodes": {node: _of_node(core.crew.memories, node) for node in core.crew.memories},
         "readers": {
             worker.name: {"node": worker.node, "version": worker.version}
             for worker in core.fleet.workers.values()
@@ -26,10 +26,12 @@ def describe_weights(core: "Core", made: Iterable[Made], store_bytes: Mapping[st
     }
 
 
-def _of_node(memory: Memory) -> dict[str, Any]:
+def _of_node(memories: Memories, node: str) -> dict[str, Any]:
+    memory = memories[node]
     copy = memory.copy
     return {
         "visible": memory.shown if memory.shown >= 0 else None,
-        "holds": sorted(memory.whole),
+        "piles": list(memory.piles),
+        "holds": sorted(version for version in memory.held if memories.is_whole(node, version)),
         "copying": {"version": copy.version, "source": copy.source} if copy else None,
     }

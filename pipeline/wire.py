@@ -27,7 +27,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 class Welcome(_Message, frozen=True):
     """Answer to Join. The agent puts `policy` (version `version`) and `genrm` into its shared memory;
     `preload` are dotted modules for the zygote to import before it forks. `has_mover`: there are other nodes, so
-    this one keeps a mover."""
+    this one keeps a mover. Of `num_piles` the node holds `piles`."""
 
     policy: str
     policy_dtype: str
@@ -36,6 +36,8 @@ class Welcome(_Message, frozen=True):
     genrm_dtype: str
     preload: list[str]
     has_mover: bool
+    num_piles: int = 1
+    piles: list[int] = []
 
 
 class Quit(_Message, frozen=True):
@@ -69,7 +71,10 @@ class KillWorker(_Message, frozen=True):
 
 
 class SealVersion(_Message, frozen=True):
+    """`piles`: what the node holds of it; none: all."""
+
     version: int
+    piles: list[int] = []
 
 
 MOVER = "mover"
@@ -81,6 +86,7 @@ class Move(_Message, frozen=True):
 
     `rendezvous`: a file, new for each pair, that both can reach; `is_first`: nobody uses the receiver's memory yet.
     `share`: only what the ranks of that node wrote, as files say whose names begin with `shares`; -1: the whole.
+    `piles`: only these tensors; none: all.
     """
 
     worker: str
@@ -93,6 +99,7 @@ class Move(_Message, frozen=True):
     limit_s: float
     share: int = -1
     shares: str = ""
+    piles: list[int] = []
 
 
 class RunTask(_Message, frozen=True):

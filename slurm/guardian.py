@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pipeline.gps.store import SHM
+from pipeline.gps.files import SHM
 
 _SCRIPT = 'trap "" HUP INT QUIT TERM USR1 USR2; while read -r _; do :; done; rm -rf -- "$1" "$2"*'
 

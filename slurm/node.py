@@ -22,7 +22,8 @@ from typing import NoReturn
 from pipeline import wire
 from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
-from pipeline.gps.store import Store, confine, janitor
+from pipeline.gps.files import janitor
+from pipeline.gps.store import Store, confine
 from pipeline.kill_points import kill_point
 from pipeline.memory import has_gpus
 from pipeline.processes import beat_period_s
@@ -188,7 +189,8 @@ class Node:
             ("genrm", welcome.genrm, welcome.genrm_dtype, 0, 1),
         ):
             if path:
-                self._stores.append(Store.create(f"{self._gps}-{kind}", path, dtype, version, slots))
+                name, own = f"{self._gps}-{kind}", (welcome.num_piles, welcome.piles or [0])
+                self._stores.append(Store.create(name, path, dtype, version, slots, *own))
         return time.monotonic() - start
 
     async def _beat(self) -> NoReturn:
@@ -227,9 +229,9 @@ class Node:
                 self._workers.kill(worker)
             case LaunchEnded():
                 self._workers.miss(body.worker, body.life, body.reason)
-            case wire.SealVersion(version=version):
+            case wire.SealVersion(version=version, piles=piles):
                 kill_point("seal.before")
-                self._stores[0].seal(version)
+                self._stores[0].seal(version, piles)
                 kill_point("seal.after")
                 self._channel.send(wire.VersionSealed(version=version))
             case Sleep() | Prepare() | Wake():

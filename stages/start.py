@@ -15,8 +15,8 @@ from pipeline.checkpoint import store_of
 from pipeline.config import Model
 from pipeline.config_reward import GenRM
 from pipeline.core.events import Role
+from pipeline.gps.files import SHM
 from pipeline.gps.segment import EMULATED
-from pipeline.gps.store import SHM
 from stages.engines.base import Engine
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class Crew:
         self.fleet = Fleet(plan.replicas, shared_roles(plan.mode, plan.replicas))
         self.blocks = Blocks(self.fleet, plan.block_slots)
         self.versions = Versions()
-        self.memories = Memories()
+        self.memories = Memories(plan.num_piles)
         self._plan, self._out, self._steps, self._tasks = plan, out, steps, tasks
         self._release, self._go_back = release, go_back
         self.shifts = Shifts(self.fleet, self.blocks, self.versions, tasks, out, self._start_all)
@@ -78,9 +78,10 @@ class Crew:
         if not self.memories:
             self._go_back(event.version)
             self.versions.reset(event.version)
-        self.memories.join(event.node, event.num_slots, event.version)
+        self.memories.join(event.node, event.num_slots, event.version, event.piles)
         if self._are_all_there:
             self._out.clear("nodes")
+            self._require_current()
 
     def lose(self, node: str, reason: str, *, is_gone: bool = False) -> None:
         """Nothing runs on the node any more, and its memory is gone."""
@@ -135,6 +136,7 @@ class Crew:
             self._out.end(end, reason)
         elif self._are_all_there:
             self._out.clear("nodes")
+            self._require_current()
 
     @property
     def _are_all_there(self) -> bool:
@@ -145,10 +147,18 @@ class Crew:
         """The trainer holds `version`, a checkpoint's. If all memories have begun anew with an older one, because they
         were filled while that was saved, the versions in between can come from nowhere: they begin anew once more."""
         if version > self.versions.current + 1:
-            for node, memory in self.memories.items():
-                if not memory.is_ending:
-                    shows = f"its memory shows version {self.versions.current}, and the newest checkpoint is {version}"
-                    self._end_node(node, shows)
+            shows = f"its memory shows version {self.versions.current}, and the newest checkpoint is {version}"
+            self._end_nodes(shows)
+
+    def _require_current(self) -> None:
+        """Tensors of the current version that nobody holds any more come from nowhere: all memories begin anew."""
+        if self.memories.is_lost(self.versions.current):
+            self._end_nodes(f"no memory holds all of version {self.versions.current} any more")
+
+    def _end_nodes(self, reason: str) -> None:
+        for node, memory in self.memories.items():
+            if not memory.is_ending:
+                self._end_node(node, reason)
 
     # --- memories --------------------------------------------------------------------------------------------------
 

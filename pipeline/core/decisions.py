@@ -143,7 +143,8 @@ class CopyVersion:
     """Copy a version from the memory of `source` into that of `node`. Ends in VersionCopied or CopyFailed.
 
     `number` is never used twice; `is_first`: nobody on `node` uses its memory yet, so whatever it shows may go;
-    `share`: only what the ranks of one node wrote, by its number among the ranks' nodes, or -1: the whole.
+    `share`: only what the ranks of one node wrote, by its number among the ranks' nodes, or -1: the whole; `piles`:
+    only tensors that are in these, or none: all.
     """
 
     number: int
@@ -152,6 +153,7 @@ class CopyVersion:
     node: str
     is_first: bool
     share: int = -1
+    piles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +166,12 @@ class EndCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealVersion:
-    """Make a written version visible on the node. Ends in VersionSealed."""
+    """Make a written version visible on the node, which holds the whole of these `piles`, or none: of all. Ends in
+    VersionSealed."""
 
     version: int
     node: str
+    piles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

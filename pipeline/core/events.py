@@ -89,11 +89,12 @@ class RunRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """The node can be given workers; its memory holds `version` of the policy."""
+    """The node can be given workers; its memory holds `version` of the policy: these `piles` of it, or none: all."""
 
     node: str
     num_slots: int
     version: int
+    piles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

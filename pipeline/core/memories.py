@@ -1,36 +1,43 @@
 """Which node's memory holds which versions, and what is to be copied and made visible where.
 
 A node is *cold* from its joining until its memory shows the current version; nothing runs there before. A version is
-written on the nodes of the training ranks, copied to all warm ones, and sealed only when all of them hold it. A copy
-goes from a node that holds the version to one that does not, one at a time from each, so the number of holders doubles.
+written on the nodes of the training ranks, copied to all warm ones, and sealed only when each holds what it is to hold
+of it. A copy goes from a node that has something to one that lacks it, one at a time from each, so the number of
+holders doubles.
 
-Where ranks are on several nodes, each node first has a *share* of the version: what its ranks wrote. Shares are copied
-one by one, from whoever has them; a node that gives or takes one does nothing else with its memory.
+What is held and copied is counted in *units*. Where ranks are on several nodes, each node first has a *share* of the
+version: what its ranks wrote. And tensors are dealt into *piles*, as many as nodes: each node is to hold all of them,
+or some, and what its ranks wrote. A unit is what of one share is in one pile. A node that has only some units of what
+it is to hold gives or takes, and does not do both at once.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pipeline.core.decisions import CopyVersion, SealVersion
 from pipeline.core.versions import Versions
 
+Unit = tuple[int, int]
+"""Share and pile."""
+
 
 @dataclass(slots=True)
 class Memory:
-    """`shown`: the visible version; `whole`: all that it holds the whole of; `shares`: what it has of versions that it
-    does not. `copy`: what is being copied into it; `sealing`: what is being made visible. `num_failed` counts copies,
-    since the last progress of the run. `is_ending`: the node is about to be lost."""
+    """`piles`: what it is to hold of each version; `shown`: the visible one; `held`: units, by version. `copy`: what is
+    being copied into it; `sealing`: what is being made visible. `num_failed` counts copies, since the last progress of
+    the run. `is_ending`: the node is about to be lost."""
 
     num_slots: int
+    piles: tuple[int, ...]
     shown: int
-    whole: set[int]
+    held: dict[int, set[Unit]]
     is_cold: bool = True
     copy: CopyVersion | None = None
     is_copy_ending: bool = False
     sealing: int | None = None
     num_failed: int = 0
     is_ending: bool = False
-    shares: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def is_busy(self) -> bool:
@@ -39,23 +46,25 @@ class Memory:
 
     def overwrite(self, version: int) -> None:
         """Of two slots the version takes the one of the second before it."""
-        self.whole.discard(version - 2)
-        self.shares.pop(version - 2, None)
+        self.held.pop(version - 2, None)
 
-    def has(self, version: int, share: int) -> bool:
-        return version in self.whole or share in self.shares.get(version, ())
+    def has(self, version: int) -> set[Unit]:
+        return self.held.get(version, set())
 
 
 class Memories(dict[str, Memory]):
-    """By node, in the order of joining."""
+    """By node, in the order of joining. `num_piles`: into how many a version is dealt."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_piles: int = 1) -> None:
         super().__init__()
+        self._num_piles = num_piles
         self._num_copies = 0
         self._num_shares: dict[int, int] = {}
 
-    def join(self, node: str, num_slots: int, version: int) -> None:
-        self[node] = Memory(num_slots, version, {version})
+    def join(self, node: str, num_slots: int, version: int, piles: Sequence[int] = ()) -> None:
+        """It holds its part of the version. `piles`: what it is to hold; none: all."""
+        own = tuple(piles) or tuple(range(self._num_piles))
+        self[node] = Memory(num_slots, own, version, {version: self._units(version, own)})
 
     def lose(self, node: str) -> list[str]:
         """Returns the nodes whose copy came from there: it is void."""
@@ -81,33 +90,39 @@ class Memories(dict[str, Memory]):
         for share, node in enumerate(nodes):
             if node in self:
                 self[node].overwrite(version)
-                self[node].shares[version] = {share}
-                self._complete(node, version)
+                self[node].held[version] = {(share, pile) for pile in range(self._num_piles)}
 
     def is_lost(self, version: int) -> bool:
-        """Nobody has it, or a share of it."""
-        num = self._num_shares.get(version, 1)
-        return not all(any(memory.has(version, share) for memory in self.values()) for share in range(num))
+        """Of some unit of it there is none."""
+        found: set[Unit] = set().union(*(memory.has(version) for memory in self.values()))
+        return not self._units(version, range(self._num_piles)) <= found
 
-    def _complete(self, node: str, version: int) -> None:
-        """It holds the whole, if it has all shares."""
-        memory = self[node]
-        if len(memory.shares.get(version, ())) == self._num_shares.get(version, 1):
-            del memory.shares[version]
-            memory.whole.add(version)
+    def is_whole(self, node: str, version: int) -> bool:
+        """It holds what it is to hold of it."""
+        return not self._missing(node, version)
+
+    def piles(self, node: str, version: int) -> tuple[int, ...]:
+        """Of which it has all shares."""
+        held = self[node].has(version)
+        return tuple(p for p in range(self._num_piles) if self._units(version, [p]) <= held)
 
     def holders(self, version: int) -> list[str]:
-        return [node for node, memory in self.items() if version in memory.whole]
+        """Who holds what it is to hold of it."""
+        return [node for node in self if self.is_whole(node, version)]
+
+    def _units(self, version: int, piles: Iterable[int]) -> set[Unit]:
+        return set(itertools.product(range(self._num_shares.get(version, 1)), piles))
+
+    def _missing(self, node: str, version: int) -> set[Unit]:
+        return self._units(version, self[node].piles) - self[node].has(version)
 
     def copied(self, node: str, number: int) -> bool:
         """False, and nothing changes, if this copy is not awaited (any more)."""
         copy = self._ended(node, number)
-        if copy is not None and copy.share >= 0:
-            self[node].shares.setdefault(copy.version, set()).add(copy.share)
-            self._complete(node, copy.version)
-        elif copy is not None:
-            self[node].whole.add(copy.version)
-            self[node].shares.pop(copy.version, None)
+        if copy is not None:
+            units = self._units(copy.version, copy.piles or range(self._num_piles))
+            got = {(share, pile) for share, pile in units if copy.share in (-1, share)}
+            self[node].held.setdefault(copy.version, set()).update(got)
         return copy is not None
 
     def failed(self, node: str, number: int) -> bool:
@@ -134,52 +149,58 @@ class Memories(dict[str, Memory]):
         """What is to be done now, once: each is awaited from here on."""
         found: list[CopyVersion | SealVersion] = []
         written, warm = versions.written, self.warm()
-        is_everywhere = all(written in self[node].whole for node in warm)
+        is_everywhere = written is not None and all(self.is_whole(node, written) for node in warm)
         for node, memory in self.items():
             wanted = versions.current if memory.is_cold else written
             if wanted is None or memory.shown == wanted or memory.is_busy:
                 continue
-            if wanted not in memory.whole:
-                source, share = self._offer(node, wanted)
-                if source:
-                    self._num_copies += 1
-                    memory.copy = CopyVersion(
-                        number=self._num_copies,
-                        version=wanted,
-                        source=source,
-                        node=node,
-                        is_first=memory.is_cold,
-                        share=share,
-                    )
-                    memory.is_copy_ending = False
-                    memory.overwrite(wanted)
-                    if memory.is_cold:
-                        memory.shown, memory.whole = -1, set()
-                    found.append(memory.copy)
+            if not self.is_whole(node, wanted):
+                if copy := self._offer(node, wanted):
+                    found.append(copy)
             elif memory.is_cold or is_everywhere:
                 memory.sealing = wanted
-                found.append(SealVersion(version=wanted, node=node))
+                found.append(SealVersion(version=wanted, node=node, piles=self._some(self.piles(node, wanted))))
         return found
 
     def progress(self) -> None:
         for memory in self.values():
             memory.num_failed = 0
 
-    def _offer(self, node: str, version: int) -> tuple[str, int]:
-        """A warm node that sends nothing, and what it can give to this one: the whole (-1), where that has nothing of
-        it, or a share. ("", -1): nobody, for now."""
-        own = self[node]
+    def _offer(self, node: str, version: int) -> CopyVersion | None:
+        """The next copy into this memory, which is busy with it from now on; None: nobody can give anything now. Of
+        those who can, whoever has most of what is missing: all shares of piles at once, or one share of them."""
+        own, missing = self[node], self._missing(node, version)
         sending = {memory.copy.source for memory in self.values() if memory.copy}
-        idle = [name for name in self if name not in sending and not self[name].is_cold]
-        whole = next((name for name in idle if version in self[name].whole), "")
-        if whole and not own.shares.get(version):
-            return whole, -1
-        if node not in sending and not own.is_cold:
-            for share in range(self._num_shares.get(version, 1)):
-                able = (name for name in idle if self[name].copy is None and self[name].has(version, share))
-                if not own.has(version, share) and (giver := next(able, "")):
-                    return giver, share
-        return "", -1
+        if own.has(version) and node in sending:
+            return None
+        able = [m for m, memory in self.items() if m not in sending and not memory.is_cold and memory.copy is None]
+        source = max(able, key=lambda m: len(missing & self[m].has(version)), default="")
+        given = missing & self[source].has(version) if source else set()
+        if not given:
+            return None
+        whole = {pile for _, pile in given if self._units(version, [pile]) <= given}
+        share = -1 if whole else min(share for share, _ in given)
+        piles = whole or {pile for of, pile in given if of == share}
+        is_first = own.is_cold and not own.has(version)
+        self._num_copies += 1
+        own.copy = CopyVersion(
+            number=self._num_copies,
+            version=version,
+            source=source,
+            node=node,
+            is_first=is_first,
+            share=share,
+            piles=self._some(tuple(sorted(piles))),
+        )
+        own.is_copy_ending = False
+        own.overwrite(version)
+        if is_first:
+            own.shown, own.held = -1, {}
+        return own.copy
+
+    def _some(self, piles: tuple[int, ...]) -> tuple[int, ...]:
+        """As decisions say it: none for all."""
+        return () if len(piles) == self._num_piles else piles
 
     def _ended(self, node: str, number: int) -> CopyVersion | None:
         memory = self.get(node)

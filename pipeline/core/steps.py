@@ -37,6 +37,8 @@ class RunPlan:
     capacities: Mapping[Role, Capacity] = field(default_factory=dict)
     own: tuple[Own, ...] = ()
     """The user's stages."""
+    num_piles: int = 1
+    """Into how many the tensors of a version are dealt among nodes."""
     writes_shares: bool = False
     """Training ranks on several nodes each write their own parts of a version; otherwise the first writes all."""
 

@@ -1,9 +1,17 @@
-"""Which node holds which tensors of a model, and how many times there is room for it."""
+"""Which node holds which tensors of a model, and how many times there is room for it.
+
+Tensors are dealt into as many *piles* as there are nodes. Node n holds pile n and those of the nodes before it, as many
+as copies are wanted. When a node is lost, its piles are on its neighbours; what those give instead, their other
+neighbours take over from them.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from pipeline.gps.layout import Layout, Shapes, stored
+
+MOST_PILES = 63
+"""A store says in one word which of them it holds."""
 
 
 def replicas_that_fit(model_bytes: int, budget_bytes: int, num_nodes: int, slots: int) -> int:
@@ -11,24 +19,32 @@ def replicas_that_fit(model_bytes: int, budget_bytes: int, num_nodes: int, slots
     return min(num_nodes, num_nodes * budget_bytes // (model_bytes * slots))
 
 
-def place(shapes: Shapes, num_nodes: int, replication: int) -> Layout:
-    """Whole tensors, each on `replication` nodes that follow each other, all nodes with about as many bytes.
+def num_piles(num_nodes: int, replication: int) -> int:
+    """One, if each node holds everything; `replication` 0 says so, too."""
+    return num_nodes if 0 < replication < num_nodes else 1
 
-    The tensors are dealt into as many piles as there are nodes, largest first to the smallest pile. When a node is
-    lost, its piles are on its neighbours; what those give instead, their other neighbours take over from them.
-    """
+
+def piles_of(node: int, num: int, replication: int) -> tuple[int, ...]:
+    """What node number `node` holds of `num` piles; of one pile, that."""
+    return tuple(sorted((node - back) % num for back in range(max(1, replication)))) if num > 1 else (0,)
+
+
+def deal(sizes: Mapping[str, int], num: int) -> dict[str, int]:
+    """The pile of each tensor: all piles about equally large. Largest first, each to the smallest pile."""
+    total = [0] * num
+    found = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        least = total.index(min(total))
+        found[name] = least
+        total[least] += sizes[name]
+    return found
+
+
+def place(shapes: Shapes, num_nodes: int, replication: int) -> Layout:
+    """Whole tensors, each on `replication` nodes that follow each other, all nodes with about as many elements."""
     if not 1 <= replication <= num_nodes:
         raise ValueError(f"a tensor cannot be on {replication} of {num_nodes} nodes")
-    if replication == num_nodes:
-        return stored(shapes, [shapes] * num_nodes)
-    piles: list[list[str]] = [[] for _ in range(num_nodes)]
-    sizes = [0] * num_nodes
-    for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):
-        least = sizes.index(min(sizes))
-        piles[least].append(name)
-        sizes[least] += math.prod(shapes[name])
-    return stored(shapes, (_names(piles, node, replication) for node in range(num_nodes)))
-
-
-def _names(piles: list[list[str]], node: int, replication: int) -> Iterable[str]:
-    return (name for back in range(replication) for name in piles[node - back])
+    num = num_piles(num_nodes, replication)
+    pile = deal({name: math.prod(shape) for name, shape in shapes.items()}, num)
+    held = [piles_of(node, num, replication) for node in range(num_nodes)]
+    return stored(shapes, ([name for name in shapes if pile[name] in own] for own in held))

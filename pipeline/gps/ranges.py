@@ -39,6 +39,21 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
+def common(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
+    """What is in both; each sorted, its ranges apart."""
+    one, other = list(ranges), list(others)
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        start, stop = max(one[i][0], other[j][0]), min(sum(one[i]), sum(other[j]))
+        if start < stop:
+            found.append((start, stop - start))
+        if sum(one[i]) < sum(other[j]):
+            i += 1
+        else:
+            j += 1
+    return found
+
+
 def write_share(prefix: Path, rank: int, node: int, ranges: Iterable[Range]) -> None:
     """What a training rank writes of each version, for all nodes to read. `node`: the number of its node among those
     of the ranks."""

@@ -8,7 +8,7 @@ Needs neither torch nor, where nothing has to be converted, numpy.
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,10 +71,13 @@ def plan_image(model_path: str, dtype: str) -> Image:
     return _layout({n: s.entry.shape for n, s in sources.items()}, _SAFETENSORS_NAME[dtype], sources)
 
 
-def fill(image: Image, target: memoryview) -> None:
-    """Write header and tensors into `target` (at least `image.nbytes`), converting to the image's dtype."""
+def fill(image: Image, target: memoryview, names: Collection[str] | None = None) -> None:
+    """Write header and tensors (all, or those of `names`) into `target` (at least `image.nbytes`), converting to the
+    image's dtype."""
     target[: len(image.header)] = image.header
     for name, source in image.sources.items():
+        if names is not None and name not in names:
+            continue
         entry = image.entries[name]
         out = target[entry.offset : entry.offset + entry.nbytes]
         with open(source.file, "rb", buffering=0) as file:

@@ -8,7 +8,9 @@ with two slots the visible version is never written over. With one slot a store 
     EMPTY ▶ WRITING(v) ▶ WRITTEN(v) ▶ visible (`current` = v)      a writer that dies leaves WRITING: nobody reads it
 
 `.meta` is a page of 64-bit words: `current` (one aligned store makes a version visible; the word is one more than
-that, and 0 where none is), then version and state of each slot. The process that created the store holds a shared lock
+that, and 0 where none is), then version and state of each slot, and which piles of tensors it holds. Where a model has
+several piles (placement.py), a node has memory for its own; a slot's file has holes for the rest, and grows where a
+trainer writes. The process that created the store holds a shared lock
 on it for as long as it lives: that is how the janitor tells a store that is in use from what a killed run left.
 
 A lock belongs to an open file, which a fork shares: never fork while a Reader or Writer is open.
@@ -17,27 +19,29 @@ Nodes of a local run share /dev/shm; `confine` keeps a process to the stores of 
 """
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import IntEnum
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
-from pipeline.core.errors import RunError, WeightsUnavailable
+from pipeline.core.errors import WeightsUnavailable
+from pipeline.gps import files
 from pipeline.gps.lock import Lock, open_own
+from pipeline.gps.placement import deal
+from pipeline.gps.ranges import Range, merged
 from pipeline.gps.room import META_BYTES
 from pipeline.gps.segment import Entry, fill, plan_image, read_header
 
-SHM = "/dev/shm"
 _MAGIC = 0x32535047_50564954
-_CURRENT, _FORMAT, _NUM_SLOTS = 0, 1, 2
+_CURRENT, _FORMAT, _NUM_SLOTS, _NUM_PILES = 0, 1, 2, 3
+_SLOTS, _PILES = 4, 64
+"""Where the words of the slots begin: two of each for version and state, one bit of another for each pile."""
 _MADV_POPULATE_READ = 22
 _POPULATED_BYTES = 16 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _own_prefix = ""
 
 
@@ -57,11 +61,20 @@ class SlotState(IntEnum):
 
 
 class _Slot:
-    """One slot held open: what readers and writers share."""
+    """One slot held open: what readers and writers share. `entries`: of all tensors; `here`: of those whose bytes are
+    there."""
 
-    def __init__(self, version: int, entries: dict[str, Entry], mapped: mmap.mmap, lock: Lock) -> None:
+    def __init__(
+        self,
+        version: int,
+        entries: dict[str, Entry],
+        mapped: mmap.mmap,
+        lock: Lock,
+        here: dict[str, Entry] | None = None,
+    ) -> None:
         self.version = version
         self.entries = entries
+        self.here = entries if here is None else here
         self._mapped = mapped
         self._lock: Lock | None = lock
 
@@ -84,7 +97,7 @@ class _Slot:
 
 
 class Reader(_Slot):
-    """A version held for reading: `version`, `entries`, `buffer` (read-only). A context manager."""
+    """A version held for reading: `version`, `here`, `buffer` (read-only). A context manager."""
 
     def populate(self) -> None:
         """Make the page tables of this process for it, so that who copies it later only copies. They last until
@@ -137,10 +150,21 @@ class Store:
         self._words = memoryview(mmap.mmap(meta_fd, META_BYTES)).cast("Q")
         self._maps: dict[tuple[int, bool], mmap.mmap] = {}
         self._entries: dict[str, Entry] = {}
+        self._of_piles: dict[int, dict[str, Entry]] = {}
 
     @classmethod
-    def create(cls, name: str, model_path: str, dtype: str, version: int, slots: int = 2) -> "Store":
-        """Put the model into shared memory as `version`, visible at once; all memory is taken now.
+    def create(
+        cls,
+        name: str,
+        model_path: str,
+        dtype: str,
+        version: int,
+        slots: int = 2,
+        num_piles: int = 1,
+        piles: Collection[int] = (0,),
+    ) -> "Store":
+        """Put the model into shared memory as `version`, visible at once; all memory is taken now: for the tensors that
+        are in `piles`, of `num_piles`.
 
         `model_path` is a folder with safetensors files, or "emulated". The caller becomes the owner: it keeps the
         returned store and unlinks it at the end. Raises ConfigError for a bad model, RunError if memory is short,
@@ -148,23 +172,26 @@ class Store:
         """
         _require_own(name)
         image = plan_image(model_path, dtype)
-        store = cls(name, _claim(_path(name, "meta")))
+        store = cls(name, files.claim(files.path_of(name, "meta")))
         try:
-            store._words[_NUM_SLOTS] = slots
+            store._words[_NUM_SLOTS], store._words[_NUM_PILES] = slots, num_piles
+            store._entries = image.entries
+            own = store.ranges(piles)
             for slot in range(slots):
-                fd = _create(_path(name, str(slot)), image.nbytes)
+                fd = files.create(files.path_of(name, str(slot)), image.nbytes, [(0, len(image.header)), *own])
                 os.pwrite(fd, image.header, 0)
                 os.close(fd)
             at = store._word_of(version)
             store._words[at] = version
-            fill(image, memoryview(store._map(version % slots, writable=True)))
+            names = None if num_piles == 1 else store.in_piles(piles)
+            fill(image, memoryview(store._map(version % slots, writable=True)), names)
             store._words[at + 1] = SlotState.WRITTEN
+            store._hold(version, piles)
             store._words[_CURRENT] = version + 1
             store._words[_FORMAT] = _MAGIC  # last: before it, attach fails
         except BaseException:
             store.unlink()
             raise
-        store._entries = image.entries
         return store
 
     @classmethod
@@ -173,11 +200,11 @@ class Store:
         not of this process's node."""
         _require_own(name)
         try:
-            store = cls(name, open_own(_path(name, "meta"), os.O_RDWR))
+            store = cls(name, open_own(files.path_of(name, "meta"), os.O_RDWR))
         except (OSError, ValueError) as error:
-            raise WeightsUnavailable(f"there is no weight store {_path(name, 'meta')}: {error}") from error
+            raise WeightsUnavailable(f"there is no weight store {files.path_of(name, 'meta')}: {error}") from error
         if store._words[_FORMAT] != _MAGIC:
-            raise WeightsUnavailable(f"{_path(name, 'meta')} is not (yet) a weight store of this release")
+            raise WeightsUnavailable(f"{files.path_of(name, 'meta')} is not (yet) a weight store of this release")
         likely = max(0, store.current()) % store.num_slots  # all have the same header; this one will be read
         store._entries = read_header(memoryview(store._map(likely, writable=False)))
         return store
@@ -194,6 +221,28 @@ class Store:
     def entries(self) -> dict[str, Entry]:
         """Name to place of every tensor; the same in all versions."""
         return self._entries
+
+    @cached_property
+    def pile_of(self) -> dict[str, int]:
+        """By name of the tensor."""
+        return deal({name: entry.nbytes for name, entry in self._entries.items()}, self._words[_NUM_PILES])
+
+    def in_piles(self, piles: Collection[int]) -> dict[str, Entry]:
+        return {name: entry for name, entry in self._entries.items() if self.pile_of[name] in piles}
+
+    def ranges(self, piles: Collection[int]) -> list[Range]:
+        """Where the tensors of these piles lie."""
+        return merged((entry.offset, entry.nbytes) for entry in self.in_piles(piles).values())
+
+    def grow(self, version: int) -> None:
+        """Take memory for all of the version's slot. Raises RunError where there is none."""
+        if self._words[_NUM_PILES] > 1:
+            path = files.path_of(self.name, str(version % self.num_slots))
+            fd = open_own(path, os.O_RDWR)
+            try:
+                files.allocate(fd, path, [(0, os.fstat(fd).st_size)])
+            finally:
+                os.close(fd)
 
     def current(self) -> int:
         """The newest visible version; -1 if none is."""
@@ -221,7 +270,8 @@ class Store:
                 f"{self.name} does not hold version {version}: slot {slot} is {SlotState(state).name} with version "
                 f"{held}, {_visible(current)}"
             )
-        return Reader(version, self._entries, self._map(slot, writable=False), lock)
+        here = self._entries if not is_sealed else self._here(slot)
+        return Reader(version, self._entries, self._map(slot, writable=False), lock, here)
 
     def write(self, version: int, timeout_s: float) -> Writer:
         """Hold the slot of `version` for writing; what it held is gone. Raises WeightsUnavailable if readers still
@@ -254,8 +304,9 @@ class Store:
             raise WeightsUnavailable(f"{self.name}: nobody is writing version {version}")
         return Joined(version, self._entries, self._map(version % self.num_slots, writable=True), lock)
 
-    def seal(self, version: int) -> None:
-        """Make a wholly written version the visible one. Idempotent. Raises WeightsUnavailable if it is not whole."""
+    def seal(self, version: int, piles: Collection[int] = ()) -> None:
+        """Make a wholly written version the visible one: these piles of it, or none: all. Idempotent. Raises
+        WeightsUnavailable if it is not whole."""
         if version == self.current():
             return
         at = self._word_of(version)
@@ -265,6 +316,7 @@ class Store:
                 f"{self.name}: version {version} cannot be sealed: its slot is {SlotState(state).name} with version "
                 f"{held}, {_visible(self.current())}"
             )
+        self._hold(version, piles or range(self._words[_NUM_PILES]))
         self._words[_CURRENT] = version + 1  # one aligned 64-bit store
 
     def forget_pages(self) -> None:
@@ -275,51 +327,38 @@ class Store:
 
     def unlink(self) -> None:
         """Remove the store. Those who have it open keep what they hold. Only the owner and the janitor do this."""
-        _unlink(self.name, self.num_slots)
+        files.unlink(self.name, self.num_slots)
         fcntl.flock(self._meta_fd, fcntl.LOCK_UN)
 
     def _word_of(self, version: int) -> int:
-        return 4 + 2 * (version % self.num_slots)
+        return _SLOTS + 2 * (version % self.num_slots)
+
+    def _hold(self, version: int, piles: Collection[int]) -> None:
+        self._words[_PILES + version % self.num_slots] = sum(1 << pile for pile in piles)
+
+    def _here(self, slot: int) -> dict[str, Entry]:
+        """The tensors that the slot holds."""
+        held = self._words[_PILES + slot]
+        if held not in self._of_piles:
+            self._of_piles[held] = self.in_piles([p for p in range(self._words[_NUM_PILES]) if held >> p & 1])
+        return self._of_piles[held]
 
     def _lock(self, slot: int, kind: int, timeout_s: float, purpose: str) -> Lock:
         try:
-            return Lock(_path(self.name, str(slot)), kind, timeout_s, purpose)
+            return Lock(files.path_of(self.name, str(slot)), kind, timeout_s, purpose)
         except FileNotFoundError as error:
             raise WeightsUnavailable(f"{purpose}: the weight store {self.name} was removed") from error
 
     def _map(self, slot: int, *, writable: bool) -> mmap.mmap:
         """Kept for the store's life: page tables are built once, not for every version."""
         if (slot, writable) not in self._maps:
-            fd = open_own(_path(self.name, str(slot)), os.O_RDWR)
+            fd = open_own(files.path_of(self.name, str(slot)), os.O_RDWR)
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             try:
                 self._maps[slot, writable] = mmap.mmap(fd, 0, prot=prot)
             finally:
                 os.close(fd)
         return self._maps[slot, writable]
-
-
-def janitor(user_prefix: str) -> list[str]:
-    """Remove this user's stores whose names start with `user_prefix` and whose owner is dead. Returns their names."""
-    removed = []
-    for file in sorted(os.listdir(SHM)):
-        name, _, kind = file.rpartition(".")
-        if kind != "meta" or not name.startswith(user_prefix):
-            continue
-        try:
-            fd = open_own(f"{SHM}/{file}", os.O_RDWR)
-        except (OSError, ValueError):  # gone, or what another user has put there: a file, a link, a folder
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            slots = [f for f in os.listdir(SHM) if re.fullmatch(re.escape(name) + r"\.\d+", f)]
-            _unlink(name, len(slots))
-            removed.append(name)
-        except BlockingIOError:
-            pass  # its owner lives
-        finally:
-            os.close(fd)
-    return removed
 
 
 def _require_own(name: str) -> None:
@@ -329,40 +368,3 @@ def _require_own(name: str) -> None:
 
 def _visible(current: int) -> str:
     return f"the visible version is {current}" if current >= 0 else "no version is visible"
-
-
-def _path(name: str, part: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a weight store: letters, digits, '.', '_' and '-' only")
-    return f"{SHM}/{name}.{part}"
-
-
-def _unlink(name: str, num_slots: int) -> None:
-    for part in [*map(str, range(num_slots)), "meta"]:  # meta last: what it does not name, no janitor would find
-        with contextlib.suppress(OSError):  # gone, or another user's, who may have taken the name
-            os.unlink(_path(name, part))
-
-
-def _claim(path: str) -> int:
-    """Create the meta file and lock it as its owner; again if a janitor came between the two."""
-    while True:
-        fd = _create(path, META_BYTES)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.fstat(fd).st_nlink:
-            return fd
-        os.close(fd)
-
-
-def _create(path: str, nbytes: int) -> int:
-    """A new file with all its memory taken: a sparse one would mean SIGBUS when memory runs out later."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        os.close(fd)
-        os.unlink(path)
-        if error.errno != errno.ENOSPC:
-            raise
-        left = os.statvfs(SHM)
-        raise RunError(f"{path} needs {nbytes} bytes, but {SHM} has {left.f_bavail * left.f_frsize} left") from error
-    return fd

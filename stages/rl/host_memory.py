@@ -14,8 +14,8 @@ import weakref
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError, RunError
+from pipeline.gps.files import janitor
 from pipeline.gps.room import check_room
-from pipeline.gps.store import janitor
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -36,7 +36,7 @@ from torch.distributed import FileStore, PrefixStore
 
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
-from pipeline.gps.ranges import Range, read_share
+from pipeline.gps.ranges import Range, common, read_share
 from pipeline.gps.store import Joined, Reader, Store, Writer
 from pipeline.kill_points import kill_point
 from stages.weights.lines import PIECE_BYTES, GlooLine, Line, StagedLine, nccl_group
@@ -181,7 +181,7 @@ class Mover:
             try:
                 pair = pair or Pair(move, self._host, self._device)
                 with self._hold(move) as held:
-                    ranges = read_share(Path(move.shares), move.share) if move.shares else [(0, len(held.buffer))]
+                    ranges = self._ranges(move, held)
                     num_bytes = pair.send(held, ranges) if isinstance(held, Reader) else pair.receive(held, ranges)
             except Exception:
                 pair = None  # dropped, so that the other one fails at once, too
@@ -193,12 +193,17 @@ class Mover:
                 moved = wire.Moved(worker=wire.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
                 self._say(moved)
 
+    def _ranges(self, move: wire.Move, held: Reader | Writer | Joined) -> list[Range]:
+        """What is moved of the image; both ends say the same."""
+        ranges = read_share(Path(move.shares), move.share) if move.shares else [(0, len(held.buffer))]
+        return common(ranges, self._store.ranges(move.piles)) if move.piles else ranges
+
     def _hold(self, move: wire.Move) -> Reader | Writer | Joined:
         if move.rank == _SENDER:
             return self._store.read(move.version, move.limit_s, is_sealed=False)
         if move.is_first:
             self._store.hide()
-        if move.shares:
+        if move.shares or move.piles:
             return self._store.write_more(move.version, move.limit_s)
         return self._store.write(move.version, move.limit_s)
 

@@ -65,6 +65,7 @@ class Publisher:
     def _slot(self, store: Store, version: int, limit_s: float) -> Iterator[Writer | Joined]:
         """The first rank of each node opens it, and closes it when all others have."""
         if self._nodes.index(self._nodes[self._ranks.rank]) == self._ranks.rank:
+            store.grow(version)
             with store.write(version, limit_s) as writer:
                 if self._ranks.num_ranks > 1:
                     writer.share()

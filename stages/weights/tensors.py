@@ -19,7 +19,7 @@ _FUSED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<kind>gate_up_proj|dow
 
 
 def views(held: Reader | Writer | Joined) -> dict[str, torch.Tensor]:
-    """Every tensor of the version that is held, in sorted order of names, without a copy.
+    """Every tensor of the version that is here, in sorted order of names, without a copy.
 
     Of a Reader they are read-only, although torch cannot know it: writing to one ends the process.
     """
@@ -30,7 +30,7 @@ def views(held: Reader | Writer | Joined) -> dict[str, torch.Tensor]:
             name: torch.frombuffer(
                 buffer, dtype=_DTYPES[e.dtype], offset=e.offset, count=e.nbytes // _DTYPES[e.dtype].itemsize
             ).view(e.shape)
-            for name, e in held.entries.items()
+            for name, e in held.here.items()
         }
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pipeline.core.decisions import CopyVersion, SealVersion
 from pipeline.core.memories import Memories
 from pipeline.core.versions import Versions
+from pipeline.gps.placement import num_piles, piles_of
 
 
 def warm(num_nodes: int) -> tuple[Memories, Versions]:
@@ -47,6 +48,87 @@ def test_a_share_whose_only_holder_is_lost_takes_the_version_with_it() -> None:
     assert not memories.is_lost(1), "another one has both"
     memories.lose(order.node)
     assert memories.is_lost(1)
+
+
+def dealt(num_nodes: int, replication: int) -> tuple[Memories, Versions]:
+    memories, versions = Memories(num_piles(num_nodes, replication)), Versions()
+    for number in range(num_nodes):
+        piles = piles_of(number, num_piles(num_nodes, replication), replication)
+        memories.join(f"n{number}", 2, 0, piles)
+    assert len(list(memories.warm_up(0))) == num_nodes
+    return memories, versions
+
+
+def settle(memories: Memories, versions: Versions) -> list[CopyVersion | SealVersion]:
+    """All that is ordered happens, in its order."""
+    done: list[CopyVersion | SealVersion] = []
+    while orders := memories.orders(versions):
+        for order in orders:
+            done.append(order)
+            if isinstance(order, CopyVersion):
+                assert memories.copied(order.node, order.number)
+            else:
+                assert memories.sealed(order.node, order.version)
+    return done
+
+
+def test_a_node_gets_its_piles_alone_and_a_writer_keeps_what_it_wrote() -> None:
+    memories, versions = dealt(4, 2)
+    versions.write(1)
+    memories.write(["n1"], 1)
+    done = settle(memories, versions)
+    sent = sorted((o.node, pile) for o in done if isinstance(o, CopyVersion) for pile in o.piles)
+    assert sent == [("n0", 0), ("n0", 3), ("n2", 1), ("n2", 2), ("n3", 2), ("n3", 3)]
+    shown = {order.node: order.piles for order in done if isinstance(order, SealVersion)}
+    assert shown == {"n0": (0, 3), "n1": (), "n2": (1, 2), "n3": (2, 3)}
+    assert memories.is_shown(1)
+
+
+def test_two_copies_of_each_pile_outlive_one_node_and_a_new_one_gets_its_own_from_several() -> None:
+    memories, versions = dealt(4, 2)
+    for version in (1, 2, 3):
+        versions.write(version)
+        memories.write(["n0"], version)
+        settle(memories, versions)
+        versions.seal(version)
+    memories.lose("n0")  # the trainer's
+    assert not memories.is_lost(3)
+    memories.join("n4", 2, 0, piles_of(0, 4, 2))
+    copies = [order for order in settle(memories, versions) if isinstance(order, CopyVersion)]
+    assert {order.source: order.piles for order in copies} == {"n1": (0,), "n3": (3,)}
+    assert [order.is_first for order in copies] == [True, False], "what came first stays"
+    assert memories.is_whole("n4", 3) and list(memories.warm_up(3)) == ["n4"]
+    memories.lose("n1")
+    assert not memories.is_lost(3)
+    memories.lose("n2")
+    assert memories.is_lost(3), "both who had pile 1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.data())
+def test_each_pile_of_each_share_is_where_it_is_to_be_whatever_fails(num_nodes: int, data: st.DataObject) -> None:
+    memories, versions = dealt(num_nodes, data.draw(st.integers(1, num_nodes)))
+    writers = data.draw(st.lists(st.sampled_from(sorted(memories)), min_size=1, unique=True))
+    versions.write(1)
+    memories.write(writers, 1)
+    under_way: list[CopyVersion] = []
+    for number in range(300):
+        under_way += [order for order in memories.orders(versions) if isinstance(order, CopyVersion)]
+        sources = [order.source for order in under_way]
+        assert len(set(sources)) == len(sources), "one at a time from each"
+        assert not {order.node for order in under_way} & set(sources), "nobody gives and takes"
+        if not under_way:
+            break
+        order = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
+        before = len(memories[order.node].has(1))
+        if number < 20 and data.draw(st.booleans()):
+            assert memories.failed(order.node, order.number)
+        else:
+            assert memories.copied(order.node, order.number)
+            assert len(memories[order.node].has(1)) > before, "nothing comes twice"
+    assert sorted(memories.holders(1)) == sorted(memories)
+    for node, memory in memories.items():
+        assert set(memory.piles) <= set(memories.piles(node, 1))
 
 
 @settings(max_examples=60, deadline=None)

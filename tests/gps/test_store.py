@@ -14,7 +14,8 @@ import pytest
 import safetensors.numpy
 
 from pipeline.core.errors import RunError, WeightsUnavailable
-from pipeline.gps.store import Reader, Store, Writer, janitor
+from pipeline.gps.files import janitor
+from pipeline.gps.store import Reader, Store, Writer
 
 READ_AND_WAIT = """
 import sys, time
@@ -139,7 +140,8 @@ def test_a_hidden_store_shows_nothing_and_takes_any_version(store: Store) -> Non
 
 CONFINED = """
 import sys
-from pipeline.gps.store import Store, confine, janitor
+from pipeline.gps.files import janitor
+from pipeline.gps.store import Store, confine
 own, other = sys.argv[1:]
 confine(own.removesuffix("policy"))
 Store.attach(own).read(0, 1).close()

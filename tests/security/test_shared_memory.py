@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import WeightsUnavailable
-from pipeline.gps.store import Store, janitor
+from pipeline.gps.files import janitor
+from pipeline.gps.store import Store
 
 SHM = Path("/dev/shm")
 NOBODY = 65534

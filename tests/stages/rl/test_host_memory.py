@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.gps.store import janitor
+from pipeline.gps.files import janitor
 from slurm.guardian import Guardian
 from stages.rl.host_memory import SharedFile
 from tests.fakes.ranks import started
