@@ -37,7 +37,7 @@ import numpy as np
 from harness import Must, main, parser, percentile
 from safetensors.numpy import save_file
 
-from pipeline import wire
+from pipeline import wire_gps
 from pipeline.gps.store import Store
 from pipeline.processes import python_environment
 from tests.slurm.publishing import Publishing
@@ -92,8 +92,8 @@ def measure_copies(folder: Path, num_bytes: int, repeats: int) -> dict[str, Any]
             for version in range(1, repeats + 1):
                 _write(stores[0], version)
                 answers = move(movers, version, folder / "pair")
-                assert all(isinstance(answer, wire.Moved) for answer in answers), answers
-                raw["moved_s"].append(max(answer.seconds for answer in answers if isinstance(answer, wire.Moved)))
+                assert all(isinstance(answer, wire_gps.Moved) for answer in answers), answers
+                raw["moved_s"].append(max(answer.seconds for answer in answers if isinstance(answer, wire_gps.Moved)))
                 for store in stores:
                     store.seal(version)
                 raw["changed"] += not _are_equal(stores, version)

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import wire
+from pipeline import wire_gps
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 
@@ -60,7 +60,7 @@ class Copies:
         """Copy and end, of ends that were left alone and have not said that they know; since when somebody looks."""
         self.made: deque[Made] = deque(maxlen=_NUM_KEPT)
 
-    def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire.Move]:
+    def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire_gps.Move]:
         """What to say to which node. `lives`: the identities of the agents of source and node. Nobody waits any more
         for an older copy to the node."""
         key = (copy.source, copy.node)
@@ -73,8 +73,8 @@ class Copies:
             self._pairs[key] = pair
         pair.number, pair.version, pair.unheard = copy.number, copy.version, set(key)
         return {
-            end: wire.Move(
-                worker=wire.MOVER,
+            end: wire_gps.Move(
+                worker=wire_gps.MOVER,
                 number=pair.number,
                 pair=">".join(key),
                 rank=rank,
@@ -105,7 +105,7 @@ class Copies:
                 found.append(node)
         return found
 
-    def moved(self, node: str, moved: wire.Moved) -> list[ev.Event]:
+    def moved(self, node: str, moved: wire_gps.Moved) -> list[ev.Event]:
         """The node's mover is through with it. What an older copy's says is ignored, here and below."""
         self._given_up.pop((moved.number, node), None)
         pair = self._numbered(moved.number)

@@ -9,11 +9,11 @@ silent for too long is lost at once: nothing is sent to it, what it says is answ
 import asyncio
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.begin import Cluster
 from pipeline.channel import ControllerEnd
 from pipeline.checkpoint import Newest, local_model
@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.copies import Copies
 from pipeline.core import events as ev
 from pipeline.core.errors import ChannelBroken, RunError
+from pipeline.fetches import Fetches
 from pipeline.gps.placement import piles_of
 from pipeline.launches import Launches
 from pipeline.preload import of_zygote
@@ -41,7 +42,7 @@ _POLL_S = 0.005
 class _Life:
     """One life of a node's agent. `process`: None where it came by itself, from another host; `logs`: how long they
     were before it; `heard`: when it was started or last spoke (monotonic); `version`: the weights that it was told to
-    put into its memory, and `piles`: which tensors of them; `reason`: why it is over."""
+    put into its memory, and `piles`: which tensors of them; `is_ready`: it has; `reason`: why it is over."""
 
     node: str
     pid: int
@@ -52,6 +53,7 @@ class _Life:
     peer: bytes = b""
     version: int = 0
     piles: tuple[int, ...] = ()
+    is_ready: bool = False
     reason: str = ""
     is_reported: bool = False
 
@@ -78,6 +80,7 @@ class Nodes:
         self._beat_s = beat_period_s(limits.heartbeat_s)
         # As long as the trainer waits for a slot: a replica that is being started may hold it.
         self.copies = Copies(self.run.rendezvous, self.attempt, limits.publish_s + limits.engine_start_s)
+        self.fetches = Fetches(self.run.rendezvous, self.attempt, limits.publish_s)
         self.launches = Launches(self.channel.send)
 
     def adopt(self, agents: dict[str, "subprocess.Popen[bytes]"]) -> None:
@@ -167,7 +170,7 @@ class Nodes:
             await self.launches.beat({life.peer for life in self._lives.values() if not life.reason})
             for node in self.copies.overdue(now, self.config.limits.heartbeat_s):
                 if node in self.shell.nodes:
-                    kill = wire.KillWorker(worker=wire.MOVER, reason="it goes on with a copy that is over")
+                    kill = wire.KillWorker(worker=wire_gps.MOVER, reason="it goes on with a copy that is over")
                     await self.send(self.shell.nodes[node].peer, kill)
             await asyncio.sleep(self._beat_s)
 
@@ -261,6 +264,8 @@ class Nodes:
             case wire.Join() | wire.Beat() | LaunchAsked() | LauncherJoined() | LaunchEnded():
                 pass
             case wire.NodeReady():
+                life.is_ready = True
+                self._tell_holders()
                 self.shell.post(
                     ev.NodeJoined(
                         node=node.name,
@@ -273,13 +278,21 @@ class Nodes:
                 self._lose(life, body.reason, grace_s=_LEAVE_S)
             case wire.VersionSealed():
                 self.shell.post(ev.VersionSealed(version=body.version, node=node.name))
-            case wire.Moved():
+            case wire_gps.FetchAsked():
+                source = self.shell.nodes.get(body.source)
+                self._tell(self.fetches.begin(node.name, body, (source.peer if source else b"", node.peer)))
+            case wire_gps.Moved(number=number) if number < 0:
+                self.fetches.moved(node.name, number)
+            case wire_gps.MoveFailed(number=number) if number < 0:
+                self._tell(self.fetches.move_failed(node.name, number, body.reason))
+            case wire_gps.Moved():
                 self._post(self.copies.moved(node.name, body))
-            case wire.MoveFailed():
+            case wire_gps.MoveFailed():
                 self._post(self.copies.move_failed(node.name, body.number, body.reason))
-            case wire.WorkerExited(worker=wire.MOVER):
+            case wire.WorkerExited(worker=wire_gps.MOVER):
                 say(f"the mover of {node.name} ended: {body.reason}")
                 self._post(self.copies.mover_ended(node.name, body.reason))
+                self._tell(self.fetches.node_failed(node.name, f"its mover ended: {body.reason}"))
             case wire.Bindings():
                 if node.bindings.observe(body):
                     self._tell_strays(node)
@@ -294,6 +307,22 @@ class Nodes:
         for stray in node.bindings.strays:
             say(f"{stray.worker} runs on {node.name}, slots {list(stray.slots)}, and nobody ordered it there")
         self.shell.post(ev.StraysReported(node=node.name, strays=node.bindings.strays))
+
+    def _tell(self, orders: Iterable[tuple[str, wire.ToAgent]]) -> None:
+        """Without waiting, and in this order."""
+        for name, body in orders:
+            if name in self.shell.nodes:
+                task = asyncio.create_task(self.send(self.shell.nodes[name].peer, body))
+                self._welcomes.add(task)
+                task.add_done_callback(self._welcomes.discard)
+
+    def _tell_holders(self) -> None:
+        """To each node, where tensors are that it does not hold."""
+        if self.config.num_piles > 1 and not self._is_over:
+            piles = {life.node: list(life.piles) for life in self._lives.values() if life.is_ready and not life.reason}
+            for name in piles:
+                others = {node: own for node, own in piles.items() if node != name}
+                self._tell([(name, wire_gps.Holders(worker=wire_gps.MOVER, piles=others))])
 
     def _post(self, events: list[ev.Event]) -> None:
         for event in events:
@@ -325,6 +354,8 @@ class Nodes:
             return
         life.reason = reason
         self.shell.nodes.pop(life.node, None)
+        self._tell(self.fetches.node_failed(life.node, f"it is lost: {reason}"))
+        self._tell_holders()
         asyncio.get_running_loop().call_later(grace_s, self._kill, life)
 
     def _kill(self, life: _Life) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.bindings import NodeBindings
 from pipeline.config import Config
 from pipeline.copies import Copies
@@ -213,7 +213,7 @@ class Shell:
                     await self._to_node(end, move)
             case de.EndCopy():
                 for end in self._copies.ends(decision.node):
-                    await self._to_node(end, wire.KillWorker(worker=wire.MOVER, reason=decision.reason))
+                    await self._to_node(end, wire.KillWorker(worker=wire_gps.MOVER, reason=decision.reason))
             case de.SealVersion():
                 seal = wire.SealVersion(version=decision.version, piles=list(decision.piles))
                 await self._to_node(decision.node, seal)

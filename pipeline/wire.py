@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pipeline.wire_counts import Counts
+from pipeline.wire_gps import FetchAsked, FetchFailed, Holders, Move, Moved, MoveFailed
 from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded, LauncherJoined
 from pipeline.wire_shift import Prepare, Probe, Sleep, Slept, Wake, WakeFailed, Woken
 
@@ -77,31 +78,6 @@ class SealVersion(_Message, frozen=True):
     piles: list[int] = []
 
 
-MOVER = "mover"
-"""The worker that every agent keeps by itself, where there are several nodes: it copies versions between them."""
-
-
-class Move(_Message, frozen=True):
-    """To a mover: send `version` to the other mover of the pair (rank 0), or receive it (rank 1).
-
-    `rendezvous`: a file, new for each pair, that both can reach; `is_first`: nobody uses the receiver's memory yet.
-    `share`: only what the ranks of that node wrote, as files say whose names begin with `shares`; -1: the whole.
-    `piles`: only these tensors; none: all.
-    """
-
-    worker: str
-    number: int
-    pair: str
-    rank: int
-    rendezvous: str
-    version: int
-    is_first: bool
-    limit_s: float
-    share: int = -1
-    shares: str = ""
-    piles: list[int] = []
-
-
 class RunTask(_Message, frozen=True):
     """The pickled task is in `folder`, in submitit's layout, already in place."""
 
@@ -155,6 +131,8 @@ ToAgent = (
     | KillWorker
     | SealVersion
     | Move
+    | Holders
+    | FetchFailed
     | RunTask
     | DispatchTask
     | AbortTask
@@ -168,7 +146,9 @@ ToAgent = (
     | LaunchEnded
 )
 """Or to the launcher."""
-ToWorker = RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Prepare | Sleep | Wake | Move
+ToWorker = (
+    RunTask | DispatchTask | AbortTask | EndTask | LoadVersion | Prepare | Sleep | Wake | Move | Holders | FetchFailed
+)
 
 
 # --- agent to controller -------------------------------------------------------------------------------------------
@@ -299,19 +279,6 @@ class UpdateFailed(_Message, frozen=True):
     reason: str
 
 
-class Moved(_Message, frozen=True):
-    worker: str
-    number: int
-    num_bytes: int
-    seconds: float
-
-
-class MoveFailed(_Message, frozen=True):
-    worker: str
-    number: int
-    reason: str
-
-
 FromWorker = (
     WorkerReady
     | Slept
@@ -327,6 +294,7 @@ FromWorker = (
     | UpdateFailed
     | Moved
     | MoveFailed
+    | FetchAsked
 )
 ToItsAgent = FromWorker | Alive
 """What a worker says; all but Alive is relayed."""
@@ -355,6 +323,7 @@ FromAgent = (
     | UpdateFailed
     | Moved
     | MoveFailed
+    | FetchAsked
 )
 
 Body = TypeVar("Body")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.channel import AgentEnd
 from pipeline.core.errors import Fenced, PivotError
 from pipeline.gps.files import janitor
@@ -114,7 +114,8 @@ class Node:
         )
         self._mover_at = 0.0
         self._has_mover = False
-        self._for_mover: list[wire.Move | wire.KillWorker] = []
+        self._holders: wire_gps.Holders | None = None
+        self._for_mover: list[wire_gps.Move | wire.KillWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self._patience_s = place.patience_s
@@ -219,9 +220,13 @@ class Node:
                 self._welcome.set_result(body)
             case wire.StartWorker():
                 await self._start_worker(body)
-            case wire.Move() | wire.KillWorker(worker=wire.MOVER) if not self._has_mover:
+            case wire_gps.Holders():
+                self._holders = body
+                if self._has_mover:
+                    self._workers.send(body)
+            case wire_gps.Move() | wire.KillWorker(worker=wire_gps.MOVER) if not self._has_mover:
                 self._for_mover.append(body)
-            case wire.Move():
+            case wire_gps.Move():
                 kill_point("copy.asked")
                 self._workers.send(body)
             case wire.KillWorker(worker=worker, reason=reason):
@@ -264,7 +269,7 @@ class Node:
         self._allocator.release(worker)
         self._channel.send(wire.WorkerExited(worker=worker, life=life, reason=reason))
         self._report_bindings()
-        if worker == wire.MOVER:
+        if worker == wire_gps.MOVER:
             self._has_mover = False
             task = asyncio.create_task(self._revive_mover())
             self._reviving.add(task)
@@ -274,7 +279,7 @@ class Node:
         bindings = [
             wire.Binding(worker, bound.life, list(bound.slots), bound.pid, bound.is_awake)
             for worker, bound in self._allocator.bindings.items()
-            if bound.pid and worker != wire.MOVER
+            if bound.pid and worker != wire_gps.MOVER
         ]
         self._channel.send(wire.Bindings(bindings=bindings))
 
@@ -285,14 +290,16 @@ class Node:
     async def _start_mover(self) -> None:
         """What it was told while there was none reaches it now."""
         place, self._mover_at = self._place, time.monotonic()
-        options = {"host": place.host, "alive_s": beat_period_s(place.engine_s)}
+        options = {"host": place.host, "alive_s": beat_period_s(place.engine_s), "node": place.node}
         main = "stages.weights.mover:main"
         await self._start_worker(
             wire.StartWorker(
-                worker=wire.MOVER, role="mover", index=0, life=0, slots=[], version=0, main=main, options=options
+                worker=wire_gps.MOVER, role="mover", index=0, life=0, slots=[], version=0, main=main, options=options
             )
         )
         self._has_mover = True
+        if self._holders is not None:
+            self._workers.send(self._holders)
         kept, self._for_mover = self._for_mover, []
         for body in kept:
             await self._do(body)

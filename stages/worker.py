@@ -26,6 +26,7 @@ from pipeline import wire
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import UpdateRefused
 from pipeline.core.events import Role
+from pipeline.gps.elsewhere import Elsewhere
 from pipeline.gps.store import Store
 from pipeline.kill_points import be_worker
 from pipeline.processes import beat_period_s
@@ -70,14 +71,19 @@ class Worker:
         self.options: dict[str, Any] = order.start.options
         self.run = RunFolder(Path(order.run))
         self.config: Config = load_resolved(self.run.config)
-        self.policy = Store.attach(f"{order.gps}-policy")
+        self.policy = self._attached("policy")
         self.engine: EngineHost | None = None
         self.trainer: Trainer | None = None
 
     @cached_property
     def genrm(self) -> Store:
         """There is none where the judge has no slots."""
-        return Store.attach(f"{self.gps}-genrm")
+        return self._attached("genrm")
+
+    def _attached(self, store: str) -> Store:
+        is_dealt = self.config.num_piles > 1
+        others = Elsewhere(self.gps, store, self.run.rendezvous, self.config.limits.publish_s) if is_dealt else None
+        return Store.attach(f"{self.gps}-{store}", others)
 
     @property
     def stores(self) -> list[Store]:

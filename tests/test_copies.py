@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline import wire
+from pipeline import wire_gps
 from pipeline.copies import Copies
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
@@ -14,7 +14,7 @@ LIVES = {"a": b"a-1", "b": b"b-1", "c": b"c-1"}
 
 
 def moved(copies: Copies, node: str, number: int) -> list[ev.Event]:
-    return copies.moved(node, wire.Moved(worker=wire.MOVER, number=number, num_bytes=100 * number, seconds=0.5))
+    return copies.moved(node, wire_gps.Moved(worker=wire_gps.MOVER, number=number, num_bytes=100 * number, seconds=0.5))
 
 
 class Told(Copies):
@@ -24,7 +24,7 @@ class Told(Copies):
         super().__init__(folder, 3, 9.0)
         self.told: dict[int, str] = {}
 
-    def start(self, number: int, source: str = "a", node: str = "b", **lives: bytes) -> dict[str, wire.Move]:
+    def start(self, number: int, source: str = "a", node: str = "b", **lives: bytes) -> dict[str, wire_gps.Move]:
         known = LIVES | lives
         copy = de.CopyVersion(number=number, version=10 + number, source=source, node=node, is_first=number == 1)
         moves = self.begin(copy, (known[source], known[node]))
@@ -44,8 +44,8 @@ def copies(tmp_path: Path) -> Told:
 def test_both_ends_are_told_the_same(copies: Told, tmp_path: Path) -> None:
     moves = copies.start(1)
     assert list(moves) == ["a", "b"]
-    assert moves["a"] == wire.Move(
-        worker=wire.MOVER,
+    assert moves["a"] == wire_gps.Move(
+        worker=wire_gps.MOVER,
         number=1,
         pair="a>b",
         rank=0,

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.config import load_files
 from pipeline.copies import Copies
 from pipeline.core import decisions as de
@@ -125,9 +125,9 @@ def test_a_copy_is_told_to_both_ends_and_ended_by_the_end_of_both_movers(tmp_pat
             await shell._perform(de.SealVersion(version=1, node="n2"))
 
     asyncio.run(start())
-    assert [(type(m), m.rank) for m in sent[:2]] == [(wire.Move, 0), (wire.Move, 1)]
+    assert [(type(m), m.rank) for m in sent[:2]] == [(wire_gps.Move, 0), (wire_gps.Move, 1)]
     assert sent[2:] == [
-        *[wire.KillWorker(worker=wire.MOVER, reason="it took too long")] * 2,
+        *[wire.KillWorker(worker=wire_gps.MOVER, reason="it took too long")] * 2,
         wire.SealVersion(version=1),
     ]
 
@@ -145,5 +145,5 @@ def test_a_copy_from_a_node_that_is_lost_before_the_core_knows_fails_when_it_doe
             await shell.take(ev.NodeLost(node="n0", reason="killed"))
 
     asyncio.run(start())
-    assert [message.rank for message in sent if isinstance(message, wire.Move)] == [1]
+    assert [message.rank for message in sent if isinstance(message, wire_gps.Move)] == [1]
     assert inbox == [ev.CopyFailed(number=1, node="n1", reason="n0 is lost: killed")]

@@ -311,30 +311,6 @@ def test_r38_the_end_of_a_run_waits_for_a_dead_server_only_so_long(
     assert "1 rows did not reach MLflow" in capfd.readouterr().err
 
 
-def test_r39_a_row_that_comes_right_before_the_end_is_sent(
-    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes, and with it the end, when all before it was just sent."""
-    tracking = Tracking(make_run(tmp_path), make_config(), attempt=1)
-    send_all, ending = Tracking._send_all, threading.Thread(target=tracking.close, args=("done", LIMIT_S))
-
-    def then_the_end_comes(self: Tracking, session: object) -> None:
-        send_all(self, session)  # type: ignore[arg-type]
-        if self._end is None:
-            tracking.log(2, row(2))
-            ending.start()
-            until(lambda: self._end)
-
-    monkeypatch.setattr(Tracking, "_send_all", then_the_end_comes)
-    tracking.log(1, row(1))
-    tracking.open()
-    until(lambda: ending.ident)
-    ending.join()
-    client, run_id = client_of(tracking, f"sqlite:///{database}")
-    assert steps_of(client, run_id) == [1, 2]
-    assert client.get_run(run_id).info.status == "FINISHED"
-
-
 def test_a_row_that_mlflow_refuses_is_given_up_and_the_next_goes_on(tmp_path: Path, database: Path) -> None:
     tracking = Tracking(make_run(tmp_path), make_config(), attempt=1)
     tracking.open()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.run_folder import RunFolder, read_json
 from pipeline.tracking import Tracking
 from tests.fakes.mlflow_server import MlflowServer
 from tests.scenarios.runs import begin, pivot, rows, succeed, wait_for_end
-from tests.test_tracking import LIMIT_S, make_config, make_run, row, until
+from tests.test_tracking import LIMIT_S, client_of, make_config, make_run, row, steps_of, until
 
 _BURN = "b = bytearray(64 << 20)\nwhile True: pass"
 
@@ -97,6 +98,32 @@ def test_r38_a_server_that_is_down_killed_stalled_full_or_refusing_gets_each_poi
         assert [step for name, step, _ in sorted(points) if name == metric] == list(range(1, last + 2))
     loads = [at for name, _, at in points if name == f"system/{idle_node}/cpu_cores"]
     assert len(loads) == len(set(loads)) > 5
+    server.kill()
+
+
+def test_r39_a_row_that_comes_right_before_the_end_is_sent(
+    tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes, and with it the end, when all before it was just sent."""
+    server.start()
+    tracking = Tracking(make_run(tmp_path), make_config(server.uri), attempt=1)
+    send_all, ending = Tracking._send_all, threading.Thread(target=tracking.close, args=("done", LIMIT_S))
+
+    def then_the_end_comes(self: Tracking, session: object) -> None:
+        send_all(self, session)  # type: ignore[arg-type]
+        if self._end is None:
+            tracking.log(2, row(2))
+            ending.start()
+            until(lambda: self._end)
+
+    monkeypatch.setattr(Tracking, "_send_all", then_the_end_comes)
+    tracking.log(1, row(1))
+    tracking.open()
+    until(lambda: ending.ident)
+    ending.join()
+    client, run_id = client_of(tracking, server.uri)
+    assert steps_of(client, run_id) == [1, 2]
+    assert client.get_run(run_id).info.status == "FINISHED"
     server.kill()
 
 

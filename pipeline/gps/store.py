@@ -22,7 +22,7 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from types import TracebackType
@@ -30,11 +30,13 @@ from typing import Self
 
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps import files
+from pipeline.gps.elsewhere import Elsewhere
 from pipeline.gps.lock import Lock, open_own
 from pipeline.gps.placement import deal
 from pipeline.gps.ranges import Range, merged
 from pipeline.gps.room import META_BYTES
 from pipeline.gps.segment import Entry, fill, plan_image, read_header
+from pipeline.gps.wants import Packed, Want
 
 _MAGIC = 0x32535047_50564954
 _CURRENT, _FORMAT, _NUM_SLOTS, _NUM_PILES = 0, 1, 2, 3
@@ -99,6 +101,19 @@ class _Slot:
 class Reader(_Slot):
     """A version held for reading: `version`, `here`, `buffer` (read-only). A context manager."""
 
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """All tensors are here."""
+        return len(self.here) == len(self.entries)
+
+    def fetch(self, wants: Sequence[Want]) -> Iterator[tuple[Packed, memoryview]]:
+        """Of tensors that are not here, as Elsewhere does. Raises WeightsUnavailable where there is none."""
+        if self.elsewhere is None:
+            raise WeightsUnavailable(f"{wants[0].name} is on other nodes, and this process does not reach them")
+        return self.elsewhere.fetch(self.version, wants, self.entries)
+
     def populate(self) -> None:
         """Make the page tables of this process for it, so that who copies it later only copies. They last until
         `Store.forget_pages`, whatever is held. In pieces: the call keeps the interpreter to itself."""
@@ -150,6 +165,7 @@ class Store:
         self._words = memoryview(mmap.mmap(meta_fd, META_BYTES)).cast("Q")
         self._maps: dict[tuple[int, bool], mmap.mmap] = {}
         self._entries: dict[str, Entry] = {}
+        self.elsewhere: Elsewhere | None = None
         self._of_piles: dict[int, dict[str, Entry]] = {}
 
     @classmethod
@@ -195,9 +211,9 @@ class Store:
         return store
 
     @classmethod
-    def attach(cls, name: str) -> "Store":
-        """Open an existing store of this user. Raises WeightsUnavailable if there is none, PermissionError if it is
-        not of this process's node."""
+    def attach(cls, name: str, elsewhere: Elsewhere | None = None) -> "Store":
+        """Open an existing store of this user; what it does not hold comes from `elsewhere`. Raises WeightsUnavailable
+        if there is none, PermissionError if it is not of this process's node."""
         _require_own(name)
         try:
             store = cls(name, open_own(files.path_of(name, "meta"), os.O_RDWR))
@@ -205,13 +221,14 @@ class Store:
             raise WeightsUnavailable(f"there is no weight store {files.path_of(name, 'meta')}: {error}") from error
         if store._words[_FORMAT] != _MAGIC:
             raise WeightsUnavailable(f"{files.path_of(name, 'meta')} is not (yet) a weight store of this release")
+        store.elsewhere = elsewhere
         likely = max(0, store.current()) % store.num_slots  # all have the same header; this one will be read
         store._entries = read_header(memoryview(store._map(likely, writable=False)))
         return store
 
-    def __reduce__(self) -> tuple[Callable[[str], "Store"], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[..., "Store"], tuple[str, Elsewhere | None]]:
         """A store that is sent to another process is attached there."""
-        return Store.attach, (self.name,)
+        return Store.attach, (self.name, self.elsewhere)
 
     @property
     def num_slots(self) -> int:
@@ -271,7 +288,9 @@ class Store:
                 f"{held}, {_visible(current)}"
             )
         here = self._entries if not is_sealed else self._here(slot)
-        return Reader(version, self._entries, self._map(slot, writable=False), lock, here)
+        reader = Reader(version, self._entries, self._map(slot, writable=False), lock, here)
+        reader.elsewhere = self.elsewhere
+        return reader
 
     def write(self, version: int, timeout_s: float) -> Writer:
         """Hold the slot of `version` for writing; what it held is gone. Raises WeightsUnavailable if readers still

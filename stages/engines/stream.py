@@ -15,8 +15,11 @@ from struct import pack
 
 import numpy as np
 
+from pipeline.gps.layout import whole
+from pipeline.gps.ranges import byte_ranges
 from pipeline.gps.segment import EMULATED_NAME, EMULATED_SIZE
 from pipeline.gps.store import Reader
+from pipeline.gps.wants import Want
 
 Parts = Sequence[tuple[float, float, float]]
 _MOST_DRAWS = 1000
@@ -78,13 +81,28 @@ def logprob_at(version: int, content: int, position: int, token: int) -> float:
 
 def content_of(reader: Reader) -> int:
     """A number that changes with any bit of the weights."""
-    return zlib.crc32(reader.buffer)
+    return zlib.crc32(_image(reader))
 
 
 def greedy_answer(reader: Reader) -> tuple[int, float]:
     """What a probe of the emulated model must hear: token 0, and as its logprob a function of all weights."""
-    weights = np.frombuffer(reader.buffer, np.float32, EMULATED_SIZE, reader.entries[EMULATED_NAME].offset)
+    weights = np.frombuffer(_image(reader), np.float32, EMULATED_SIZE, reader.entries[EMULATED_NAME].offset)
     return 0, -float(np.abs(weights).mean())
+
+
+def _image(reader: Reader) -> memoryview | bytearray:
+    """All of it, also where other nodes hold tensors of it."""
+    if reader.is_whole:
+        return reader.buffer
+    image = bytearray(len(reader.buffer))
+    first = min(entry.offset for entry in reader.entries.values())
+    for at, nbytes in [(0, first), *((entry.offset, entry.nbytes) for entry in reader.here.values())]:
+        image[at : at + nbytes] = reader.buffer[at : at + nbytes]
+    wants = [Want(name, whole(e.shape)) for name, e in reader.entries.items() if name not in reader.here]
+    for packed, data in reader.fetch(wants):
+        at, _ = next(byte_ranges(reader.entries[packed.want.name], packed.want.box))  # rows: in one run
+        image[at : at + packed.nbytes] = data
+    return image
 
 
 def verdict_text(prompt_ids: Sequence[int], parts: Parts = (), longest: int = 0) -> str:

@@ -36,8 +36,9 @@ from stages.engines.vllm_extension import (
 )
 from stages.engines.vllm_memory import CpuMemory, CudaMemory, Memory
 from stages.engines.vllm_scheduler import TellingScheduler
+from stages.weights.boxes import all_of
 from stages.weights.compare import differing
-from stages.weights.tensors import views
+from stages.weights.tensors import table_of
 
 _PROBE_ID = "probe-"
 _PROBE_TOP = 5
@@ -99,7 +100,7 @@ class VllmEngine:
         remove_rendezvous_file()
         self.reads_directly = all(self._llm.collective_rpc(settle, args=(weights,)))
         config.load_config.model_loader_extra_config = {}  # the views end with the reader
-        self._table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        self._table = table_of(reader)
         self._max_model_len = max_model_len
         self._vocab_size = config.model_config.get_vocab_size()
         self._structured = structured
@@ -208,7 +209,7 @@ class VllmEngine:
 
     def weights_of(self, reader: Reader) -> Weights:
         """The tensors that go into the model: a seam, by which tests leave one out."""
-        return views(reader)
+        return all_of(reader)
 
     def drop_caches(self) -> None:
         """Forget everything computed with old weights: a seam, by which tests show that it is needed."""
@@ -236,8 +237,7 @@ class VllmEngine:
         self._num_tokens, self._work = 0, Work()
 
     def _must_fit(self, reader: Reader) -> None:
-        table = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in views(reader).items()}
-        if differences := differing(table, self._table):
+        if differences := differing(table_of(reader), self._table):
             raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
 
     def _check(self, probe: Probe) -> None:

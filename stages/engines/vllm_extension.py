@@ -10,7 +10,7 @@ What the CPU platform does silently wrong without the care taken here, each prov
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +30,15 @@ from pipeline.gps.layout import Part
 from pipeline.gps.store import Store
 from stages.engines.vllm_layout import NotProven, learn, read_parts, remade
 from stages.engines.vllm_scheduler import TellingScheduler
-from stages.weights.tensors import views
+from stages.weights.boxes import all_of
 
 LOAD_FORMAT = "gps"
 
 _READ_S = 60.0
 """How long a rank waits for a slot that is being written."""
 
-Weights = dict[str, torch.Tensor]
+Weights = Mapping[str, torch.Tensor]
+"""All tensors of a version; those of other nodes are brought when they are asked for."""
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class GpsLoader(BaseModelLoader):
         weights = self._extra["weights"]
         if isinstance(weights, Stored):
             with weights.store.read(weights.version, _READ_S) as reader:
-                self._load(model, model_config, views(reader))
+                self._load(model, model_config, all_of(reader))
         else:
             self._load(model, model_config, weights)
 

@@ -8,9 +8,8 @@ A parameter that vLLM uses as it was loaded is filled in place. A module that ma
 (packed copies, another order) is given fresh ones, which are filled, and makes the same of them again.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.reload import layerwise
 
 from pipeline.gps.layout import Box, Part, Place, Shape, row_major
-from stages.weights.boxes import at, box_of, read
+from stages.weights.boxes import Held, at, fill, pieces
 
 
 class _Recorder(TorchDispatchMode):
@@ -88,33 +87,46 @@ def learn(model: Module, weights: Mapping[str, Tensor]) -> tuple[Part, ...]:
 
 
 @torch.no_grad()
-def remade(model: Module, parts: Iterable[Part], weights: Mapping[str, Tensor]) -> frozenset[str]:
+def remade(model: Module, parts: Sequence[Part], weights: Mapping[str, Tensor]) -> frozenset[str]:
     """The modules that do not use their parameters as they were loaded. Of a model that has `weights`."""
     parameters = dict(model.named_parameters())
     found = set()
-    for name, box, place in parts:
+    for (_, box, place), tensor in pieces(parts, weights):
         module, parameter = place.tensor.rpartition(".")[0], parameters[place.tensor]
-        is_there = parameter.numel() and torch.equal(at(parameter.data, place, box), box_of(weights[name], box))
+        is_there = parameter.numel() and torch.equal(at(parameter.data, place, box), tensor)
         if not is_there or hasattr(model.get_submodule(module), "cpu_linear"):
             found.add(module)
     return frozenset(found)
 
 
 def read_parts(model: Module, parts: Iterable[Part], weights: Mapping[str, Tensor], remade: Container[str]) -> None:
-    """Give the model other weights. Inside of `set_current_vllm_config`."""
+    """Give the model other weights. Inside of `set_current_vllm_config`. Raises WeightsUnavailable, and can be called
+    again then, where other nodes do not give what they hold."""
     by_module: defaultdict[str, list[Part]] = defaultdict(list)
     for part in parts:
         by_module[part.place.tensor.rpartition(".")[0]].append(part)
+    is_passing = isinstance(weights, Held)  # what comes from another node is there only until the next comes
+    coming = pieces([part for own in by_module.values() for part in own], weights)
     for name, own_parts in by_module.items():
         module = model.get_submodule(name)
-        if name in remade:
-            _make_again(module, name, own_parts, weights)
+        mine = _of(own_parts, coming)
+        if name not in remade:
+            fill(_parameters(module, name), mine)
         else:
-            read(own_parts, weights, _parameters(module, name))
+            _make_again(module, name, [(part, t.clone() if is_passing else t) for part, t in mine])
+
+
+def _of(parts: Iterable[Part], coming: Iterator[tuple[Part, Tensor]]) -> Iterator[tuple[Part, Tensor]]:
+    """What comes until these are all there."""
+    for wanted in parts:
+        for part, tensor in coming:
+            yield part, tensor
+            if part.box.stop == wanted.box.stop:
+                break
 
 
 @torch.no_grad()
-def _make_again(module: Module, name: str, parts: list[Part], weights: Mapping[str, Tensor]) -> None:
+def _make_again(module: Module, name: str, given: list[tuple[Part, Tensor]]) -> None:
     """As vLLM's layerwise reload does with a module whose weights have all come."""
     info = layerwise.get_layerwise_info(module)
     info.kernel_tensors = layerwise.get_layer_params_buffers(module)
@@ -126,7 +138,7 @@ def _make_again(module: Module, name: str, parts: list[Part], weights: Mapping[s
     own = _parameters(module, name)
     for tensor in own.values():
         tensor.zero_()  # what is padding
-    read(parts, weights, own)
+    fill(own, given)
     module.quant_method.process_weights_after_loading(module)
     layerwise._copy_and_restore_kernel_tensors(module, info)
     info.reset()
@@ -140,12 +152,13 @@ def _parameters(module: Module, name: str) -> dict[str, Tensor]:
 def _why_not(parts: list[Part], weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> str:
     """What the parts do not explain of the parameters; nothing if they are proven."""
     filled = dict.fromkeys(parameters, 0)
-    for name, box, place in parts:
-        if parameters[place.tensor].dtype != weights[name].dtype:
+    for (name, box, place), tensor in pieces(parts, weights):
+        if parameters[place.tensor].dtype != tensor.dtype:
             return f"{place.tensor} has another dtype than {name}"
-        if not torch.equal(at(parameters[place.tensor].data, place, box), box_of(weights[name], box)):
+        if not torch.equal(at(parameters[place.tensor].data, place, box), tensor):
             return f"{place.tensor} is not what {name} says"
-        filled[place.tensor] += math.prod(box.shape)
+    for part in parts:
+        filled[part.place.tensor] += part.box.size
     for name, parameter in parameters.items():
         if filled[name] != parameter.numel() and not (filled[name] and _is_padded(name, parameter, parts)):
             return f"{filled[name]} of {parameter.numel()} elements of {name} come from the weight store"

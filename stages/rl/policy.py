@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from pipeline.gps.segment import fill, plan_image
 from stages.engines.vllm_start import hide_broken_packages
 from stages.rl.ranks import whole
 from stages.weights.compare import differing
-from stages.weights.tensors import canonical, views
+from stages.weights.tensors import canonical, tensors_in
 
 hide_broken_packages()  # before transformers, which would import them
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
@@ -33,7 +32,7 @@ def base_tensors(model: Model) -> dict[str, Tensor]:
     image = plan_image(model.path, model.dtype)
     buffer = memoryview(bytearray(image.nbytes))
     fill(image, buffer)
-    return views(SimpleNamespace(entries=image.entries, buffer=buffer))
+    return tensors_in(buffer, image.entries)
 
 
 def build(model: Model, tensors: Mapping[str, Tensor], *, trust_remote_code: bool) -> Module:

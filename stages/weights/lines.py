@@ -11,14 +11,17 @@ The shape suffix C counts the bytes of a piece.
 """
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import Backend, ProcessGroupGloo, Store
+from torch.distributed import Backend, ProcessGroupGloo, Store, Work
 
-PIECE_BYTES = 32 << 20
+from pipeline.gps.wants import PIECE_BYTES
+
+_IN_FLIGHT = 2
 _TALK = 1 << 20
 """Tag of everything that is not a piece."""
 
@@ -29,11 +32,13 @@ class Line(Protocol):
     def hear(self, words: Tensor) -> Tensor:
         """Fills `words`, and returns it."""
 
-    def send(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yields each piece when it is under way. All are sent when, and only when, this is exhausted."""
+    def send(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yields each piece when it is under way. All are sent when, and only when, this is exhausted. The next but one
+        is asked for when a piece has left: two buffers are enough."""
 
-    def receive(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Fills the pieces in their order; yields each when it is there, while the next one arrives."""
+    def receive(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Fills the pieces in their order; yields each when it is there, while the next one arrives: that is asked for
+        before."""
 
 
 class GlooLine:
@@ -51,17 +56,24 @@ class GlooLine:
         self._group.recv([words], self._other, _TALK).wait()
         return words
 
-    def send(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        works = [self._group.send([piece_C], self._other, tag) for tag, piece_C in enumerate(pieces)]
-        yield from pieces
+    def send(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        works: deque[Work] = deque()
+        for tag, piece_C in enumerate(pieces):
+            works.append(self._group.send([piece_C], self._other, tag))
+            yield piece_C
+            if len(works) == _IN_FLIGHT:
+                works.popleft().wait()
         for work in works:
             work.wait()
 
-    def receive(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        works = [self._group.recv([piece_C], self._other, tag) for tag, piece_C in enumerate(pieces)]
-        for piece_C, work in zip(pieces, works, strict=True):
-            work.wait()
-            yield piece_C
+    def receive(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        coming: deque[tuple[Tensor, Work]] = deque()
+        for tag, piece_C in enumerate(pieces):
+            coming.append((piece_C, self._group.recv([piece_C], self._other, tag)))
+            if len(coming) == _IN_FLIGHT:
+                yield _come(*coming.popleft())
+        while coming:
+            yield _come(*coming.popleft())
 
 
 class StagedLine:
@@ -82,7 +94,7 @@ class StagedLine:
         self._group.recv([arrived], self._other, _TALK).wait()
         return words.copy_(arrived)
 
-    def send(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
+    def send(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
         """A half is filled again when what it held has left: NCCL's wait is the stream's, and the copy is on it."""
         works = []
         for i, piece_C in enumerate(pieces):
@@ -96,14 +108,15 @@ class StagedLine:
             work.wait()
         self._finish()
 
-    def receive(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
-        works = [self._group.recv([self._half(0, pieces[0])], self._other, 0)] if pieces else []
-        for i, piece_C in enumerate(pieces):
-            if i + 1 < len(pieces):  # its half was copied from in the last round
-                works.append(self._group.recv([self._half(i + 1, pieces[i + 1])], self._other, 0))
-            works[i].wait()
-            piece_C.copy_(self._half(i, piece_C))
-            yield piece_C
+    def receive(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        coming: deque[tuple[Tensor, Tensor, Work]] = deque()
+        for i, piece_C in enumerate(pieces):  # its half was copied from in the last round
+            half_C = self._half(i, piece_C)
+            coming.append((piece_C, half_C, self._group.recv([half_C], self._other, 0)))
+            if len(coming) == _IN_FLIGHT:
+                yield _copied(*coming.popleft())
+        while coming:
+            yield _copied(*coming.popleft())
 
     def loop(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """In a group of one: each piece goes out of one half and comes in by the other."""
@@ -122,6 +135,16 @@ class StagedLine:
     def _finish(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _come(piece_C: Tensor, work: Work) -> Tensor:
+    work.wait()
+    return piece_C
+
+
+def _copied(piece_C: Tensor, half_C: Tensor, work: Work) -> Tensor:
+    work.wait()
+    return piece_C.copy_(half_C)
 
 
 def gloo_group(store: Store, rank: int, host: str, limit_s: float) -> ProcessGroupGloo:

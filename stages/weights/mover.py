@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,22 +34,29 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.core.errors import WeightsUnavailable
+from pipeline.gps.elsewhere import Filled
 from pipeline.gps.ranges import Range, common, read_share
 from pipeline.gps.store import Joined, Reader, Store, Writer
+from pipeline.gps.wants import PIECE_BYTES, Piece, Want, cut_up, read_wants
 from pipeline.kill_points import kill_point
-from stages.weights.lines import PIECE_BYTES, GlooLine, Line, StagedLine, nccl_group
+from pipeline.run_folder import RunFolder
+from stages.weights.boxes import box_of, copy
+from stages.weights.fetcher import Fetcher, Stream
+from stages.weights.lines import GlooLine, Line, StagedLine, nccl_group
+from stages.weights.tensors import views
 
 _MIB = 1 << 20
 _SENDER = 0
 _WORDS_IN_HEAD = 5
+_HERE, _NOT_HERE, _GONE = 1, 0, -1
 
 
 class Pair:
     """This mover's end of a process group of two."""
 
-    def __init__(self, first: wire.Move, host: str, device: str = "") -> None:
+    def __init__(self, first: wire_gps.Move, host: str, device: str = "") -> None:
         """`host`: the own address, for the other to connect to; `device`: that of NCCL, if it is to be that. Raises
         RuntimeError if the other does not come in time."""
         store = PrefixStore(first.pair, FileStore(first.rendezvous, 2))
@@ -93,6 +100,33 @@ class Pair:
             raise WeightsUnavailable(f"version {held.version} was changed on its way")
         return _size(ranges)
 
+    def send_boxes(self, held: Reader, wants: Sequence[Want], most: int) -> int:
+        """As the other end's `receive_boxes`. The bytes are those of the version: its slot is held meanwhile."""
+        if lost := sorted({name for name, _ in wants} - held.here.keys()):
+            raise WeightsUnavailable(f"this node does not hold {lost[0]} of version {held.version}")
+        pieces = cut_up(wants, held.entries, most)
+        self._line.say(torch.tensor([_HERE, len(pieces)]))
+        for _ in self._line.send(_packed(held, pieces)):
+            kill_point("fetch.sending")
+        return sum(piece.nbytes for piece in pieces)
+
+    def send_none(self, *, is_gone: bool) -> None:
+        """What a `receive_boxes` hears if the version is not there."""
+        self._line.say(torch.tensor([_GONE if is_gone else _NOT_HERE, 0]))
+
+    def receive_boxes(self, version: int, stream: Stream) -> int:
+        """Returns the number of bytes. The stream fails where the other does not have the version."""
+        state, num_pieces = self._line.hear(torch.empty(2, dtype=torch.int64)).tolist()
+        if state != _HERE:
+            stream.fail(f"version {version} is {'gone' if state == _GONE else 'not'} there", is_gone=state == _GONE)
+            return 0
+        if num_pieces != len(stream.pieces):
+            raise WeightsUnavailable(f"{num_pieces} pieces were offered, {len(stream.pieces)} are wanted")
+        for _ in self._line.receive(stream.places()):
+            kill_point("fetch.receiving")
+            stream.say(Filled(stream.number))
+        return sum(piece.nbytes for piece in stream.pieces)
+
     def _require(self, version: int, otherwise: str) -> None:
         if not self._line.hear(torch.empty(1, dtype=torch.int64)).item():
             raise RuntimeError(f"version {version} {otherwise}")
@@ -103,6 +137,26 @@ def _pieces(held: Reader | Writer | Joined, ranges: Sequence[Range]) -> list[Ten
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         image_N = torch.frombuffer(held.buffer, dtype=torch.uint8)
     return [piece_C for at, length in ranges for piece_C in image_N[at : at + length].split(PIECE_BYTES)]
+
+
+@torch.no_grad()
+def _packed(held: Reader, pieces: Sequence[Piece]) -> Iterator[Tensor]:
+    """One after the other; those that lie in one run of the image as they lie there, others in two buffers in turn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        image_N = torch.frombuffer(held.buffer, dtype=torch.uint8)
+    tensors = views(held)
+    most = max((piece.nbytes for piece in pieces if piece.at < 0), default=0)
+    halves_2C = torch.empty((2, most), dtype=torch.uint8)
+    for i, piece in enumerate(pieces):
+        if piece.at >= 0:
+            yield image_N[piece.at : piece.at + piece.nbytes]
+            continue
+        half_C = halves_2C[i % 2]
+        for _, (name, box), offset, nbytes in piece.boxes:
+            source = box_of(tensors[name], box)
+            copy(half_C[offset : offset + nbytes].view(source.dtype).view(source.shape), source)
+        yield half_C[: piece.nbytes]
 
 
 def _size(ranges: Sequence[Range]) -> int:
@@ -136,18 +190,27 @@ class _Making:
     """One making of a pair: the orders for its thread, None for its end."""
 
     rendezvous: str
-    inbox: "queue.SimpleQueue[wire.Move | None]"
+    inbox: "queue.SimpleQueue[wire_gps.Move | None]"
 
 
 class Mover:
     """`store`: name of the node's store, which need not be there before the first move; `host`, `device`: see Pair."""
 
-    def __init__(self, sock: socket.socket, store: str, host: str, device: str = "") -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        store: str,
+        host: str,
+        fetcher: Fetcher,
+        say: Callable[[wire.ToItsAgent], None],
+        device: str = "",
+    ) -> None:
         self._sock = sock
+        self._say = say
         self._name = store
         self._host = host
         self._device = device
-        self._saying = threading.Lock()
+        self.fetcher = fetcher
         self._pairs: dict[str, _Making] = {}
 
     def serve(self) -> NoReturn:
@@ -156,7 +219,10 @@ class Mover:
         stream = self._sock.makefile("rb")
         while head := stream.read(4):
             move = wire.decode_to_worker(stream.read(int.from_bytes(head, "little")))
-            assert isinstance(move, wire.Move), move
+            if isinstance(move, wire_gps.Holders | wire_gps.FetchFailed):
+                self.fetcher.hear(move)
+                continue
+            assert isinstance(move, wire_gps.Move), move
             making = self._pairs.get(move.pair)
             if making is None or making.rendezvous != move.rendezvous:
                 if making is not None:
@@ -170,35 +236,54 @@ class Mover:
     def live(self, period_s: float) -> NoReturn:
         """Says that this process is not stopped, and that nothing holds it as a whole; endless."""
         while True:
-            self._say(wire.Alive(worker=wire.MOVER))
+            self._say(wire.Alive(worker=wire_gps.MOVER))
             time.sleep(period_s)
 
-    def _work(self, inbox: "queue.SimpleQueue[wire.Move | None]") -> None:
+    def _work(self, inbox: "queue.SimpleQueue[wire_gps.Move | None]") -> None:
         """The thread of a pair. It holds no slot while it waits for the other mover to come."""
         pair: Pair | None = None
         while (move := inbox.get()) is not None:
             started = time.monotonic()
             try:
                 pair = pair or Pair(move, self._host, self._device)
-                with self._hold(move) as held:
-                    ranges = self._ranges(move, held)
-                    num_bytes = pair.send(held, ranges) if isinstance(held, Reader) else pair.receive(held, ranges)
+                num_bytes = self._give_or_take(pair, move)
             except Exception:
                 pair = None  # dropped, so that the other one fails at once, too
                 reason = traceback.format_exc()
                 print(f"version {move.version} was not moved: {reason}", flush=True)
-                self._say(wire.MoveFailed(worker=wire.MOVER, number=move.number, reason=reason))
+                self._say(wire_gps.MoveFailed(worker=wire_gps.MOVER, number=move.number, reason=reason))
             else:
                 seconds = time.monotonic() - started
-                moved = wire.Moved(worker=wire.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
+                moved = wire_gps.Moved(worker=wire_gps.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
                 self._say(moved)
 
-    def _ranges(self, move: wire.Move, held: Reader | Writer | Joined) -> list[Range]:
+    def _give_or_take(self, pair: Pair, move: wire_gps.Move) -> int:
+        if move.want and move.rank == _SENDER:
+            store, (wants, most) = self.fetcher.store(move.store), read_wants(Path(move.want))
+            try:
+                held = store.read(move.version, move.limit_s)
+            except WeightsUnavailable:
+                pair.send_none(is_gone=move.version < store.current())
+                return 0
+            with held:
+                return pair.send_boxes(held, wants, most)
+        if move.want:
+            stream = self.fetcher.stream(move.ask)
+            try:
+                return pair.receive_boxes(move.version, stream)
+            except Exception as error:
+                stream.fail(f"{type(error).__name__}: {error}")
+                raise
+        with self._hold(move) as slot:
+            ranges = self._ranges(move, slot)
+            return pair.send(slot, ranges) if isinstance(slot, Reader) else pair.receive(slot, ranges)
+
+    def _ranges(self, move: wire_gps.Move, held: Reader | Writer | Joined) -> list[Range]:
         """What is moved of the image; both ends say the same."""
         ranges = read_share(Path(move.shares), move.share) if move.shares else [(0, len(held.buffer))]
         return common(ranges, self._store.ranges(move.piles)) if move.piles else ranges
 
-    def _hold(self, move: wire.Move) -> Reader | Writer | Joined:
+    def _hold(self, move: wire_gps.Move) -> Reader | Writer | Joined:
         if move.rank == _SENDER:
             return self._store.read(move.version, move.limit_s, is_sealed=False)
         if move.is_first:
@@ -212,11 +297,6 @@ class Mover:
         """Attached once: the page tables of its mappings are built once, too."""
         return Store.attach(self._name)
 
-    def _say(self, message: wire.ToItsAgent) -> None:
-        """From any thread."""
-        with self._saying:
-            self._sock.sendall(wire.encode_message(message))
-
 
 def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     """Called in a fresh fork of the zygote, with the socket to the agent. Options: `host`, the node's own address,
@@ -224,6 +304,15 @@ def main(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
     print(f"--- {order.start.worker} on {order.node}, attempt {order.attempt}, pid {os.getpid()}", flush=True)
     torch.set_num_threads(1)
     options = order.start.options
-    mover = Mover(sock, f"{order.gps}-policy", options["host"], options.get("device", ""))
+    saying = threading.Lock()
+
+    def say(message: wire.ToItsAgent) -> None:
+        """From any thread."""
+        with saying:
+            sock.sendall(wire.encode_message(message))
+
+    fetcher = Fetcher(order.gps, RunFolder(Path(order.run)).rendezvous, say)
+    mover = Mover(sock, f"{order.gps}-policy", options["host"], fetcher, say, options.get("device", ""))
+    threading.Thread(target=fetcher.serve, name="door", daemon=True).start()
     threading.Thread(target=mover.live, args=(options["alive_s"],), name="alive", daemon=True).start()
     mover.serve()

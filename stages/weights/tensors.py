@@ -18,19 +18,32 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FUSED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<kind>gate_up_proj|down_proj)")
 
 
+def dtype_of(entry: Entry) -> torch.dtype:
+    return _DTYPES[entry.dtype]
+
+
+def table_of(held: Reader) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every tensor of the version."""
+    return {name: (entry.shape, dtype_of(entry)) for name, entry in held.entries.items()}
+
+
 def views(held: Reader | Writer | Joined) -> dict[str, torch.Tensor]:
     """Every tensor of the version that is here, in sorted order of names, without a copy.
 
     Of a Reader they are read-only, although torch cannot know it: writing to one ends the process.
     """
-    buffer = held.buffer
+    return tensors_in(held.buffer, held.here)
+
+
+def tensors_in(buffer: memoryview, entries: Mapping[str, Entry]) -> dict[str, torch.Tensor]:
+    """Views over an image."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         return {
             name: torch.frombuffer(
                 buffer, dtype=_DTYPES[e.dtype], offset=e.offset, count=e.nbytes // _DTYPES[e.dtype].itemsize
             ).view(e.shape)
-            for name, e in held.here.items()
+            for name, e in entries.items()
         }
 
 

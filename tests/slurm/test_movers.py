@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.gps.store import Reader, Store, Writer
@@ -150,7 +150,7 @@ def test_a_dead_mover_fails_its_copy_once_and_the_next_one_copies_again(watch: W
     with policy(watch, OTHER).read(3, 1.0, is_sealed=False):  # in the receiver's way
         watch.copy(copy(5, 3))
         for end in (ONE, OTHER):  # what ends a copy by force; the one without a mover keeps it for the next one
-            watch.send(end, wire.KillWorker(worker=wire.MOVER, reason="it took too long"))
+            watch.send(end, wire.KillWorker(worker=wire_gps.MOVER, reason="it took too long"))
         watch.expect(ev.CopyFailed, number=5)
     copy_again(watch, 6, 3)
     seal(watch, 3)

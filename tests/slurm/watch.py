@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline import wire
+from pipeline import wire, wire_gps
 from pipeline.channel import ControllerEnd
 from pipeline.checkpoint import Newest
 from pipeline.core import decisions as de
@@ -108,7 +108,7 @@ class Watch:
         if node in self.shell.nodes:
             self.do(self.nodes.send(self.shell.nodes[node].peer, body))
 
-    def begin(self, copy: de.CopyVersion) -> dict[str, wire.Move]:
+    def begin(self, copy: de.CopyVersion) -> dict[str, wire_gps.Move]:
         """What the shell then says to which node."""
         return self.nodes.copies.begin(copy, (self.shell.nodes[copy.source].peer, self.shell.nodes[copy.node].peer))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import wire
+from pipeline import wire_gps
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps.ranges import byte_ranges, read_share, write_share
 from pipeline.gps.store import Store
@@ -71,7 +71,7 @@ def test_a_version_arrives_bit_for_bit_and_can_then_be_sealed(
     for version in (1, 2, 3):
         written = write(stores[0], version)
         answers = move(movers, version, tmp_path / "pair")
-        assert [type(answer) for answer in answers] == [wire.Moved, wire.Moved], answers
+        assert [type(answer) for answer in answers] == [wire_gps.Moved, wire_gps.Moved], answers
         with pytest.raises(WeightsUnavailable):
             held(stores[1], version)
         for store in stores:
@@ -88,9 +88,9 @@ def test_the_first_one_hides_what_the_receiver_shows_whatever_its_version(
         write(stores[1], 8)
         stores[1].seal(8)
         written = write(stores[0], version)
-        assert isinstance(move(movers, version, tmp_path / f"later{version}")[1], wire.MoveFailed)
+        assert isinstance(move(movers, version, tmp_path / f"later{version}")[1], wire_gps.MoveFailed)
         assert stores[1].current() == 8
-        assert isinstance(move(movers, version, tmp_path / f"first{version}", is_first=True)[1], wire.Moved)
+        assert isinstance(move(movers, version, tmp_path / f"first{version}", is_first=True)[1], wire_gps.Moved)
         assert stores[1].current() == -1
         stores[1].seal(version)
         assert held(stores[1], version) == written
@@ -104,10 +104,10 @@ def test_a_pair_that_waits_in_vain_holds_nothing_up(
     write(stores[0], 1)
     movers[1].tell(order(1, 1, tmp_path / "alone", number=7, limit_s=1.0))
     started = time.monotonic()
-    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire.Moved)
+    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire_gps.Moved)
     assert time.monotonic() - started < 1
     lonely = movers[1].answer()
-    assert isinstance(lonely, wire.MoveFailed) and lonely.number == 7, "nobody came within the limit"
+    assert isinstance(lonely, wire_gps.MoveFailed) and lonely.number == 7, "nobody came within the limit"
     assert movers[1].num_alive > 0
 
 
@@ -119,8 +119,8 @@ def test_another_version_or_layout_is_refused_and_nothing_can_be_sealed(
     other, mover = Store.create(f"{node}-policy", "emulated", "float32", 0), MoverProcess(node)
     try:
         sent, received = move((movers[0], mover), 1, tmp_path / "layout")
-        assert isinstance(sent, wire.MoveFailed) and "version 1 was refused" in sent.reason
-        assert isinstance(received, wire.MoveFailed) and "(version, bytes, layout, ranges)" in received.reason
+        assert isinstance(sent, wire_gps.MoveFailed) and "version 1 was refused" in sent.reason
+        assert isinstance(received, wire_gps.MoveFailed) and "(version, bytes, layout, ranges)" in received.reason
         with pytest.raises(WeightsUnavailable):
             other.seal(1)
     finally:
@@ -133,8 +133,8 @@ def test_a_version_that_is_not_there_is_not_sent_and_its_receiver_is_told_at_onc
 ) -> None:
     started = time.monotonic()
     sent, received = move(movers, 5, tmp_path / "none")
-    assert isinstance(sent, wire.MoveFailed) and "does not hold version 5" in sent.reason
-    assert isinstance(received, wire.MoveFailed)
+    assert isinstance(sent, wire_gps.MoveFailed) and "does not hold version 5" in sent.reason
+    assert isinstance(received, wire_gps.MoveFailed)
     assert time.monotonic() - started < LIMIT_S / 2
     stores[1].write(5, 0.0).close()  # its slot is free
 
@@ -151,12 +151,12 @@ def test_a_mover_killed_in_the_middle_leaves_nothing_that_can_be_sealed_and_a_ne
         for end, mover in enumerate(both):
             mover.tell(order(end, 1, tmp_path / "pair"))
         assert doomed.process.wait(LIMIT_S) == -9
-        assert isinstance(both[1 - rank].answer(), wire.MoveFailed)
+        assert isinstance(both[1 - rank].answer(), wire_gps.MoveFailed)
         with pytest.raises(WeightsUnavailable):
             stores[1].seal(1)
     finally:
         doomed.close()
-    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire.Moved)
+    assert isinstance(move(movers, 1, tmp_path / "anew")[1], wire_gps.Moved)
     stores[1].seal(1)
     assert held(stores[1], 1) == written
 
@@ -193,7 +193,7 @@ def test_shares_are_exchanged_and_make_the_whole(movers: Movers, stores: tuple[S
     for share, pair in enumerate((movers, movers[::-1])):
         answers = move(pair, 4, tmp_path / f"pair{share}", number=share + 1, share=share, shares=str(prefix))
         size = sum(length for _, length in shares[share])
-        assert all(isinstance(answer, wire.Moved) and answer.num_bytes == size for answer in answers), answers
+        assert all(isinstance(answer, wire_gps.Moved) and answer.num_bytes == size for answer in answers), answers
     for store in stores:
         store.seal(4)
         with store.read(4, 1.0) as reader:
@@ -209,7 +209,7 @@ def test_what_is_there_stays_when_a_share_does_not_come(
     write_part(stores[1], 3, image, shares[1])
     (tmp_path / "share-1-0").unlink()
     answers = move(movers, 3, tmp_path / "pair", share=0, shares=str(prefix))
-    assert all(isinstance(answer, wire.MoveFailed) for answer in answers)
+    assert all(isinstance(answer, wire_gps.MoveFailed) for answer in answers)
     assert "no rank of node 0 has said" in answers[0].reason
     with stores[1].read(3, 1.0, is_sealed=False) as reader:  # whole enough to give what it has
         for offset, length in shares[1]:
