@@ -292,11 +292,14 @@ class Controller:
             return {}
 
     def _weights(self) -> dict[str, Any]:
-        return describe_weights(self.core, self.nodes.copies.made, self._store_bytes)
+        nodes = self.nodes
+        return describe_weights(self.core, nodes.copies.made, nodes.fetches.made, self._store_bytes)
 
     def _make_row(self, step: int, parts: StepParts) -> Row:
         spans, began, ended = self.core.window(step)
         watched = self.watcher.metrics(step) | {"gps/host_bytes": float(sum(self._store_bytes.values()))}
+        if (asked := self.nodes.fetches.num_asked) > 0:
+            watched["gps/plan_cache_hit"] = self.nodes.fetches.num_known / asked
         return step_row(step, parts, *parts.whole(spans, began), ended, watched)
 
     def _export(self, step: int, row: Row) -> None:

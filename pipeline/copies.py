@@ -16,7 +16,7 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 
 Lives = tuple[bytes, bytes]
-_NUM_KEPT = 12
+NUM_KEPT = 12
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A copy that was made."""
+    """A copy, or a read from another node, that was made."""
 
     version: int
     source: str
@@ -58,7 +58,7 @@ class Copies:
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._given_up: dict[tuple[int, str], float | None] = {}
         """Copy and end, of ends that were left alone and have not said that they know; since when somebody looks."""
-        self.made: deque[Made] = deque(maxlen=_NUM_KEPT)
+        self.made: deque[Made] = deque(maxlen=NUM_KEPT)
 
     def begin(self, copy: de.CopyVersion, lives: Lives) -> dict[str, wire_gps.Move]:
         """What to say to which node. `lives`: the identities of the agents of source and node. Nobody waits any more

@@ -7,10 +7,12 @@ A mover asks each source for one thing at a time, so a pair is never shared. Lik
 to two lives of agents; but nothing here is decided by the core, for no version gets further by it.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import wire_gps
+from pipeline.copies import NUM_KEPT, Made
 
 Orders = list[tuple[str, wire_gps.Move | wire_gps.FetchFailed]]
 """To which node what is said."""
@@ -25,18 +27,22 @@ class _Pair:
     lives: tuple[bytes, bytes]
     rendezvous: Path
     number: int
+    version: int
     ask: int
     unheard: set[str]
 
 
 class Fetches:
     """`folder`: for rendezvous files, where all nodes can reach it; `limit_s`: how long one may take. Numbers of moves
-    are negative here, those of copies are not."""
+    are negative here, those of copies are not. `num_asked`: of one source each; `num_known`: by a plan that was there;
+    `made`: the last ones."""
 
     def __init__(self, folder: Path, attempt: int, limit_s: float) -> None:
         self._folder, self._attempt, self._limit_s = folder, attempt, limit_s
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._number = 0
+        self.num_asked = self.num_known = 0
+        self.made: deque[Made] = deque(maxlen=NUM_KEPT)
 
     def begin(self, node: str, asked: wire_gps.FetchAsked, lives: tuple[bytes, bytes]) -> Orders:
         """`lives`: the agents of source and node; b"" for one that is not there."""
@@ -48,8 +54,10 @@ class Fetches:
         if pair is None or pair.lives != lives or pair.unheard:
             self._drop(pair)
             rendezvous = self._folder / f"fetch-{self._attempt}{self._number}"
-            pair = self._pairs[key] = _Pair(*key, lives, rendezvous, 0, 0, set())
-        pair.number, pair.ask, pair.unheard = self._number, asked.ask, set(key)
+            pair = self._pairs[key] = _Pair(*key, lives, rendezvous, 0, 0, 0, set())
+        pair.number, pair.version, pair.ask, pair.unheard = self._number, asked.version, asked.ask, set(key)
+        self.num_asked += 1
+        self.num_known += asked.is_known
         return [
             (
                 end,
@@ -70,10 +78,12 @@ class Fetches:
             for rank, end in enumerate(key)
         ]
 
-    def moved(self, node: str, number: int) -> None:
+    def moved(self, node: str, moved: wire_gps.Moved) -> None:
         for pair in self._pairs.values():
-            if pair.number == number:
+            if pair.number == moved.number:
                 pair.unheard.discard(node)
+                if node == pair.node:
+                    self.made.append(Made(pair.version, pair.source, node, moved.num_bytes, moved.seconds))
 
     def move_failed(self, node: str, number: int, reason: str) -> Orders:
         """What an older one says is ignored."""

@@ -282,7 +282,7 @@ class Nodes:
                 source = self.shell.nodes.get(body.source)
                 self._tell(self.fetches.begin(node.name, body, (source.peer if source else b"", node.peer)))
             case wire_gps.Moved(number=number) if number < 0:
-                self.fetches.moved(node.name, number)
+                self.fetches.moved(node.name, body)
             case wire_gps.MoveFailed(number=number) if number < 0:
                 self._tell(self.fetches.move_failed(node.name, number, body.reason))
             case wire_gps.Moved():

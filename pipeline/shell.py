@@ -351,7 +351,9 @@ class Shell:
                 )
                 self.post(ev.VerdictGiven(task=message.task, verdicts=verdicts))
             case wire.VersionLoaded():
-                self.step_parts(message.version).metrics.setdefault("load", []).append({"task_s/load": message.seconds})
+                speed = message.gigabytes / max(message.seconds, 1e-9)
+                load = {"task_s/load": message.seconds, "gps/read_gbps": speed}
+                self.step_parts(message.version).metrics.setdefault("load", []).append(load)
                 self.post(ev.VersionLoaded(worker=message.worker, version=message.version))
             case wire.UpdateFailed():
                 self.post(ev.UpdateFailed(worker=message.worker, version=message.version, reason=message.reason))

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from pipeline.core.core import Core
 
 
-def describe_weights(core: "Core", made: Iterable[Made], store_bytes: Mapping[str, int]) -> dict[str, Any]:
-    """`store_bytes`: shared memory that each node gives to each store."""
+def describe_weights(
+    core: "Core", copies: Iterable[Made], reads: Iterable[Made], store_bytes: Mapping[str, int]
+) -> dict[str, Any]:
+    """`store_bytes`: shared memory that a node gives to each store."""
     return {
         "bytes": dict(store_bytes),
         "nodes": {node: _of_node(core.crew.memories, node) for node in core.crew.memories},
@@ -22,7 +24,8 @@ def describe_weights(core: "Core", made: Iterable[Made], store_bytes: Mapping[st
             for worker in core.fleet.workers.values()
             if worker.role is Role.ROLLOUT and worker.serves
         },
-        "copies": [asdict(copy) for copy in made],
+        "copies": [asdict(copy) for copy in copies],
+        "reads": [asdict(read) for read in reads],
     }
 
 

@@ -268,9 +268,12 @@ class VerdictsGiven(_Message, frozen=True):
 
 
 class VersionLoaded(_Message, frozen=True):
+    """`gigabytes`: of the version."""
+
     worker: str
     version: int
     seconds: float
+    gigabytes: float
 
 
 class UpdateFailed(_Message, frozen=True):

@@ -62,7 +62,8 @@ class Holders(_Message, frozen=True):
 
 class FetchAsked(_Message, frozen=True):
     """A mover wants boxes of `version` from the memory of `source`: those in the file `want`, of the model `store`
-    (policy or genrm). Answered by a Move to both ends, or by FetchFailed. `ask` is the mover's own number."""
+    (policy or genrm). Answered by a Move to both ends, or by FetchFailed. `ask` is the mover's own number; `is_known`:
+    the plan that says so was made for an earlier read."""
 
     worker: str
     ask: int
@@ -70,6 +71,7 @@ class FetchAsked(_Message, frozen=True):
     store: str
     version: int
     want: str
+    is_known: bool
 
 
 class FetchFailed(_Message, frozen=True):

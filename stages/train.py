@@ -11,7 +11,6 @@ import numpy as np
 
 from pipeline.checkpoint import store_of
 from pipeline.core.errors import Fenced, StageFailed
-from pipeline.gps.store import Store
 from pipeline.kill_points import kill_point
 from pipeline.queue.schema import SequenceRow
 from pipeline.stage import StageResult, StageSpec, TaskContext
@@ -53,12 +52,8 @@ def publish(task: TaskContext, spec: StageSpec) -> StageResult:
     probe = worker.trainer.probe()
     if worker.rank:
         return {"metrics": {}}
-    metrics = {"gps/write_s": write_s, "gps/write_gbps": _gigabytes(worker.policy) / write_s}
+    metrics = {"gps/write_s": write_s, "gps/write_gbps": worker.policy.gigabytes / write_s}
     return {"metrics": metrics, "probe": msgspec.to_builtins(probe)}
-
-
-def _gigabytes(store: Store) -> float:
-    return sum(entry.nbytes for entry in store.entries.values()) / 1e9
 
 
 @collective

@@ -225,8 +225,8 @@ class Service:
 
         def end(error: Exception | None) -> None:
             if error is None:
-                seconds = time.monotonic() - started
-                self.say(wire.VersionLoaded(worker=worker.name, version=version, seconds=seconds))
+                took_s, size = time.monotonic() - started, worker.policy.gigabytes
+                self.say(wire.VersionLoaded(worker=worker.name, version=version, seconds=took_s, gigabytes=size))
                 return
             is_refusal = isinstance(error, UpdateRefused)
             reason = str(error) if is_refusal else "".join(traceback.format_exception(error))

@@ -32,21 +32,22 @@ def describe(weights: dict[str, Any]) -> str:
         rows = [("NODE", "VISIBLE", "HOLDS", "READERS", "COPIES")]
         rows += [_of_node(node, said, weights) for node, said in weights["nodes"].items()]
         parts.append(table(rows, indent=""))
-    if weights["copies"]:
-        rows = [("VERSION", "FROM", "TO", "BYTES", "TOOK", "SPEED")]
-        rows += [
-            (
-                str(copy["version"]),
-                copy["source"],
-                copy["node"],
-                _size(copy["num_bytes"]),
-                seconds(copy["seconds"]),
-                f"{copy['num_bytes'] / 1e9 / max(copy['seconds'], 1e-9):.2g} GB/s",
-            )
-            for copy in weights["copies"]
-        ]
-        parts.append(f"last copies between nodes\n{table(rows, indent='')}")
+    for key, title in (("copies", "last copies between nodes"), ("reads", "last reads from other nodes")):
+        if made := weights.get(key):
+            rows = [("VERSION", "FROM", "TO", "BYTES", "TOOK", "SPEED"), *map(_of_made, made)]
+            parts.append(f"{title}\n{table(rows, indent='')}")
     return "\n\n".join(parts)
+
+
+def _of_made(made: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(made["version"]),
+        made["source"],
+        made["node"],
+        _size(made["num_bytes"]),
+        seconds(made["seconds"]),
+        f"{made['num_bytes'] / 1e9 / max(made['seconds'], 1e-9):.2g} GB/s",
+    )
 
 
 def _of_node(node: str, said: dict[str, Any], weights: dict[str, Any]) -> tuple[str, ...]:

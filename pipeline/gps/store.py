@@ -240,6 +240,11 @@ class Store:
         return self._entries
 
     @cached_property
+    def gigabytes(self) -> float:
+        """All tensors of a version."""
+        return sum(entry.nbytes for entry in self._entries.values()) / 1e9
+
+    @cached_property
     def pile_of(self) -> dict[str, int]:
         """By name of the tensor."""
         return deal({name: entry.nbytes for name, entry in self._entries.items()}, self._words[_NUM_PILES])

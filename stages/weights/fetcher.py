@@ -122,7 +122,7 @@ class Fetcher:
     def _fetch(self, ask: Ask, end: End, buffer: Tensor) -> None:
         try:
             wants, _ = read_wants(Path(ask.want))
-            by_source = self._plan(ask.store, wants)
+            by_source, is_known = self._plan(ask.store, wants)
         except (WeightsUnavailable, KeyError) as error:
             end.say(Failed(str(error)))
             return
@@ -155,6 +155,7 @@ class Fetcher:
                         store=ask.store,
                         version=ask.version,
                         want=str(path),
+                        is_known=is_known,
                     )
                 )
             try:
@@ -174,30 +175,28 @@ class Fetcher:
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
-    def _plan(self, store: str, wants: Sequence[Want]) -> dict[str, list[int]]:
-        """Which wants come from which node, ascending. Raises WeightsUnavailable where nobody has one of them."""
+    def _plan(self, store: str, wants: Sequence[Want]) -> tuple[dict[str, list[int]], bool]:
+        """Which wants come from which node, ascending; and whether that was known. Raises WeightsUnavailable where
+        nobody has one of them."""
         piles = self._piles
         nodes = sorted(piles)
         if not nodes:
             raise WeightsUnavailable("no other node holds anything yet")
         with self._planning:
-            sources = self._plans(store).sources(tuple((node, tuple(piles[node])) for node in nodes), tuple(wants))
+            plans = self._plans(store)
+            before = plans.cache.hits
+            sources = plans.sources(tuple(tuple(piles[node]) for node in nodes), tuple(wants))
+            is_known = plans.cache.hits > before
         found: dict[str, list[int]] = {}
         for number, source in enumerate(sources):
             found.setdefault(nodes[source], []).append(number)
-        return found
+        return found, is_known
 
     def _attached(self, store: str) -> Store:
         return Store.attach(f"{self._gps}-{store}")
 
     def _plans_of(self, store: str) -> "_Plans":
         return _Plans(self.store(store))
-
-    @property
-    def plan_hits(self) -> tuple[int, int]:
-        """Plans that were made before, and all."""
-        made = [self._plans(store) for store in ("policy",)]
-        return sum(plans.cache.hits for plans in made), sum(plans.asked for plans in made)
 
 
 class _Plans:
@@ -207,14 +206,13 @@ class _Plans:
         self._shapes: Shapes = {name: entry.shape for name, entry in store.entries.items()}
         self._pile_of = store.pile_of
         item_bytes = max(ITEM_BYTES[entry.dtype] for entry in store.entries.values())
-        self.cache, self.asked = PlanCache(self._shapes, item_bytes), 0
+        self.cache = PlanCache(self._shapes, item_bytes)
         self._have, self._want = cache(self._held_by), cache(self._wanted)
 
-    def sources(self, nodes: tuple[tuple[str, tuple[int, ...]], ...], wants: tuple[Want, ...]) -> list[int]:
-        """Of each want, the number of the node that gives it."""
-        self.asked += 1
-        have = self._have(tuple(piles for _, piles in nodes))
-        ends = Ends(sources=tuple(range(len(nodes))), replicas=((len(nodes),),))
+    def sources(self, piles: tuple[tuple[int, ...], ...], wants: tuple[Want, ...]) -> list[int]:
+        """Of each want, the number of the node that gives it; `piles` are what the nodes have."""
+        have = self._have(piles)
+        ends = Ends(sources=tuple(range(len(piles))), replicas=((len(piles),),))
         givers: dict[str, list[tuple[int, Want]]] = {}
         for share in self.cache.plan(have, self._want(wants), ends).shares:
             for name in share.names:

@@ -32,7 +32,7 @@ class World:
         self.movers: dict[str, ForkedMover] = {}
         self.num_bytes = 0
         self._run = run
-        self._fetches = Fetches(run.rendezvous, 1, LIMIT_S)
+        self.fetches = Fetches(run.rendezvous, 1, LIMIT_S)
         self._ends = False
         self._publishing = threading.Lock()
         self._readers: list[Elsewhere] = []
@@ -67,7 +67,7 @@ class World:
         with self._publishing:
             self.movers.pop(name).kill()
             self.stores.pop(name).unlink()
-        self._perform(self._fetches.node_failed(name, "it is lost"))
+        self._perform(self.fetches.node_failed(name, "it is lost"))
         self._tell_holders()
 
     def close(self) -> None:
@@ -109,12 +109,12 @@ class World:
         match message:
             case wire_gps.FetchAsked(source=source):
                 lives = (source.encode() if source in self.movers else b"", name.encode())
-                self._perform(self._fetches.begin(name, message, lives))
-            case wire_gps.Moved(number=number, num_bytes=num_bytes):
-                self.num_bytes += num_bytes
-                self._fetches.moved(name, number)
+                self._perform(self.fetches.begin(name, message, lives))
+            case wire_gps.Moved():
+                self.num_bytes += message.num_bytes
+                self.fetches.moved(name, message)
             case wire_gps.MoveFailed(number=number, reason=reason):
-                self._perform(self._fetches.move_failed(name, number, reason))
+                self._perform(self.fetches.move_failed(name, number, reason))
             case wire.Alive():
                 pass
 
