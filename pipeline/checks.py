@@ -213,7 +213,7 @@ def _check_room(config: Config) -> None:
     from pipeline.gps.room import check_budget, check_room, needed_bytes, store_bytes
 
     policy, stores = config.model.policy, store_bytes(config)
-    check_budget(stores, config.gps.budget)
+    check_budget(config)
     if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not has_gpus():
         num = _STATES + (config.algorithm.kl.coef > 0)
         stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)

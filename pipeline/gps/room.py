@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import ConfigError
+from pipeline.gps.placement import deal, piles_of
 from pipeline.gps.segment import plan_image
 
 if TYPE_CHECKING:
@@ -16,17 +17,38 @@ _PAGE = 4096
 _NO_LIMIT = 1 << 60
 
 
-def needed_bytes(model_path: str, dtype: str, slots: int) -> int:
-    """Shared memory that a store of `slots` slots takes. Reads only the headers of the model's files."""
-    return slots * (-(-plan_image(model_path, dtype).nbytes // _PAGE) * _PAGE) + META_BYTES
+def needed_bytes(model_path: str, dtype: str, slots: int, num: int = 1, replication: int = 1) -> int:
+    """Shared memory that a store of `slots` slots takes on the node with most, of `num` piles each on `replication`
+    nodes. Reads only the headers of the model's files."""
+    image = plan_image(model_path, dtype)
+    if num == 1:
+        return slots * (-(-image.nbytes // _PAGE) * _PAGE) + META_BYTES
+    pile_of = deal({name: entry.nbytes for name, entry in image.entries.items()}, num)
+    sizes = [len(image.header)] * num
+    for name, entry in image.entries.items():
+        for node in range(num):
+            if pile_of[name] in piles_of(node, num, replication):
+                sizes[node] += -(-entry.nbytes // _PAGE) * _PAGE + _PAGE
+    return slots * max(sizes) + META_BYTES
 
 
 def store_bytes(config: "Config") -> dict[str, int]:
-    """Shared memory that each node gives to weights, by store."""
+    """Shared memory that a node gives to weights, by store: one on which ranks train, whose memory has all they write."""
+    policy = config.model.policy
+    whole = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
+    return least_store_bytes(config) | whole
+
+
+def least_store_bytes(config: "Config") -> dict[str, int]:
+    """The same of a node without such ranks."""
+    return _dealt_bytes(config, config.num_piles, config.gps.replication)
+
+
+def _dealt_bytes(config: "Config", num: int, replication: int) -> dict[str, int]:
     policy, genrm = config.model.policy, config.judge_model
-    stores = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
+    stores = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2, num, replication)}
     if genrm is not None:
-        stores["genrm"] = needed_bytes(genrm.path, genrm.dtype, 1)
+        stores["genrm"] = needed_bytes(genrm.path, genrm.dtype, 1, num, replication)
     return stores
 
 
@@ -45,15 +67,19 @@ def check_room(needed: Mapping[str, int], *, root: Path = Path("/")) -> None:
             )
 
 
-def check_budget(stores: Mapping[str, int], budget_bytes: int) -> None:
-    """Raise ConfigError if a node's stores are larger than it may give; 0 is no budget."""
-    total = sum(stores.values())
-    if budget_bytes and total > budget_bytes:
-        parts = ", ".join(f"{name} {_text(size)}" for name, size in stores.items())
-        raise ConfigError(
-            f"gps.budget is {_text(budget_bytes)}, but the weights need {_text(total)} of shared memory on each node "
-            f"({parts}). Valid: at least {total} bytes, or 0 for no budget"
-        )
+def check_budget(config: "Config") -> None:
+    """Raise ConfigError if the weights on a node without training ranks are larger than it may give; 0 is no budget."""
+    budget, num_nodes = config.gps.budget, config.cluster.nodes
+    total = sum((stores := least_store_bytes(config)).values())
+    if not budget or total <= budget:
+        return
+    parts = ", ".join(f"{name} {_text(size)}" for name, size in stores.items())
+    less = [r for r in range(num_nodes - 1, 0, -1) if sum(_dealt_bytes(config, num_nodes, r).values()) <= budget]
+    hint = f", or gps.replication: {less[0]}, with which a node that trains nothing needs less" if less else ""
+    raise ConfigError(
+        f"gps.budget is {_text(budget)}, but the weights need {_text(total)} of shared memory on each node "
+        f"({parts}). Valid: at least {total} bytes, or 0 for no budget{hint}"
+    )
 
 
 def _limits(root: Path) -> Iterator[tuple[str, int]]:

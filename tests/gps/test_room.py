@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from pipeline.config import load_files
 from pipeline.core.errors import ConfigError
+from pipeline.gps.placement import piles_of
 from pipeline.gps.room import check_budget, check_room, needed_bytes
 from pipeline.gps.store import Store
 
@@ -71,12 +73,30 @@ def test_memory_limit_of_the_old_kind_seen_from_a_container(machine: Path) -> No
         check_room({"policy": 4 * MIB}, root=machine)
 
 
-def test_weights_that_are_more_than_the_budget_are_refused_with_numbers() -> None:
-    stores = {"policy, two versions": 3 << 30, "genrm": 1 << 30}
-    for enough in (0, 4 << 30):
-        check_budget(stores, enough)
-    message = (
-        r"gps.budget is 4.00 GiB, but the weights need 4.00 GiB .*\(policy, two versions 3.00 GiB, genrm 1.00 GiB\)"
-    )
-    with pytest.raises(ConfigError, match=message):
-        check_budget(stores, (4 << 30) - 1)
+def test_weights_that_are_more_than_the_budget_are_refused_with_numbers_and_what_fits_instead() -> None:
+    def check(*changes: str) -> None:
+        check_budget(load_files(["quickstart.yaml"], changes))
+
+    check("gps.budget=0")
+    check("gps.budget=1384448")
+    with pytest.raises(ConfigError, match=r"gps.budget is 1.32 MiB, but the weights need 1.32 MiB .*at least 1384448"):
+        check("gps.budget=1384447")
+    two_nodes = ("cluster.nodes=2", "gps.budget=1300000")
+    with pytest.raises(ConfigError, match=r"or gps.replication: 1, with which"):
+        check(*two_nodes)
+    check(*two_nodes, "gps.replication=1")
+    with pytest.raises(ConfigError, match="gps.replication 3 exceeds cluster.nodes 2"):
+        check(*two_nodes, "gps.replication=3")
+
+
+def test_what_a_node_with_some_piles_needs_is_at_least_what_its_store_takes(tmp_path: Path, store_name: str) -> None:
+    tensors = {f"t{i}": np.zeros((1 + 97 * i, 100), np.float32) for i in range(9)}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    needed = needed_bytes(str(tmp_path), "bfloat16", 2, 4, 2)
+    taken = []
+    for node in range(4):
+        store = Store.create(store_name, str(tmp_path), "bfloat16", 0, 2, 4, piles_of(node, 4, 2))
+        names = [name for name in os.listdir("/dev/shm") if name.startswith(store_name)]
+        taken.append(sum(os.stat(f"/dev/shm/{name}").st_blocks * 512 for name in names))
+        store.unlink()
+    assert max(taken) <= needed < needed_bytes(str(tmp_path), "bfloat16", 2)
