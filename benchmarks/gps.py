@@ -1,7 +1,7 @@
 """Weights in shared memory: `python benchmarks/gps.py [--part NAME ...] [--reads 100000 1000] [--real]`.
 
-Parts: stress, kills, copies, cycle, plans, layouts. All of them take five minutes. <size> is 1MiB or 64MiB: of the
-model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
+Parts: stress, kills, copies, cycle, plans, layouts, elsewhere. All of them take six minutes. <size> is 1MiB or 64MiB:
+of the model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
 
   reads/<size>            reads under a writer that never rests, by three processes; every word is compared
   torn/<size>             reads with words of two versions, or of none
@@ -32,6 +32,11 @@ model in the stress, of each tensor (256 MiB in all) in the copies. Keys:
                           same tensors; two layers and the embedding, at most 4 GiB; one thread. contiguous: all of it;
                           engine: the last of 2, 8, 4 ranks of an engine; row_parallel: of these what is cut along
                           columns; trainer_writes: a write, by the last of as many fsdp2 ranks
+  elsewhere_of_raw        four local nodes, each holds a quarter of two layers of Qwen2.5-7B with an embedding, 1 GiB:
+                          speed of one's read of what the others hold over that of a raw batch_isend_irecv of the same
+  elsewhere_gb_s/<way>    gps; raw; broadcast (each tensor, from who holds it to all); checkpoint (loading with
+                          torch.distributed.checkpoint what the others have saved in memory)
+  elsewhere_s/cold /warm  a read by a node that never read before, and the median
   layout_gb_s/...         gigabytes per second of it
   load                    the machine's load average (1 min) before
 """
@@ -49,6 +54,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gps_elsewhere import ELSEWHERE_MUST, elsewhere_figures, measure_elsewhere
 from gps_layouts import PLAN_MUST, READS_MUST, layout_figures, measure_layouts, measure_plans, plan_figures
 from harness import Must, main, parser, percentile
 
@@ -75,8 +81,9 @@ MUST = {
     "cycle/opened_elsewhere": Must(at_most=0),
     **PLAN_MUST,
     **READS_MUST,
+    **ELSEWHERE_MUST,
 }
-PARTS = ("stress", "kills", "copies", "cycle", "plans", "layouts")
+PARTS = ("stress", "kills", "copies", "cycle", "plans", "layouts", "elsewhere")
 REAL = {
     "model": {"policy": {"path": str(Path(__file__).parents[1] / "configs/quickstart/policy")}},
     "data": {"max_prompt_length": 32},
@@ -109,6 +116,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "cycle": lambda: measure_cycle(REAL if args.real else {}),
         "plans": measure_plans,
         "layouts": measure_layouts,
+        "elsewhere": measure_elsewhere,
     }
     return {"load": os.getloadavg()[0]} | {part: parts[part]() for part in args.part}
 
@@ -186,6 +194,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         "cycle": cycle_figures,
         "plans": plan_figures,
         "layouts": layout_figures,
+        "elsewhere": elsewhere_figures,
     }
     found: dict[str, float | None] = {}
     for part, figures_of in parts.items():

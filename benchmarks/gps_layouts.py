@@ -132,10 +132,10 @@ def measure_layouts() -> dict[str, Any]:
     return {name: _measure(model, ranks) for name, (model, ranks) in READ.items()}
 
 
-def cut_down(model: Model) -> Model:
+def cut_down(model: Model, most_bytes: int = MOST_BYTES) -> Model:
     """Two layers and as much of the embedding as fits."""
     small = Model(**{**model.__dict__, "layers": 2, "is_tied": True, "vocab": 64})
-    rest = MOST_BYTES - 2 * sum(map(math.prod, small.shapes().values()))
+    rest = most_bytes - 2 * sum(map(math.prod, small.shapes().values()))
     return Model(**{**small.__dict__, "vocab": min(model.vocab, max(64, rest // (2 * model.hidden) // 64 * 64))})
 
 
@@ -154,7 +154,7 @@ def _measure(model: Model, ranks: int) -> dict[str, Any]:
         "trainer_writes": (fsdp2(shapes, ranks).ranks[-1], True),
     }
     with tempfile.TemporaryDirectory() as folder:
-        _sparse_model(Path(folder), shapes)
+        sparse_model(Path(folder), shapes)
         name = f"pivot-{os.getuid()}-bench{uuid.uuid4().hex[:8]}-1-n0-policy"
         store = Store.create(name, folder, "bfloat16", 0, slots=2)
         try:
@@ -163,7 +163,7 @@ def _measure(model: Model, ranks: int) -> dict[str, Any]:
             store.unlink()
 
 
-def _sparse_model(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def sparse_model(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """All zeros, which take no room on the disk."""
     table, at = {}, 0
     for name, shape in shapes.items():

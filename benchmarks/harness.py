@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).parent / "out"
-# Scripts import from the checkout, and not from this folder: queue.py has the name of a standard module.
-sys.path[:] = [str(OUT.parents[1]), *(path for path in sys.path if Path(path).resolve() != OUT.parent)]
+# Scripts import from the checkout, and from this folder last: queue.py has the name of a standard module.
+_others = [path for path in sys.path if Path(path).resolve() != OUT.parent]
+sys.path[:] = [str(OUT.parents[1]), *_others, str(OUT.parent)]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def needed_bytes(model_path: str, dtype: str, slots: int, num: int = 1, replicat
 
 
 def store_bytes(config: "Config") -> dict[str, int]:
-    """Shared memory that a node gives to weights, by store: one on which ranks train, whose memory has all they write."""
+    """Shared memory that a node gives to weights, by store: one on which ranks train, for its memory has all of it."""
     policy = config.model.policy
     whole = {"policy, two versions": needed_bytes(policy.path, policy.dtype, 2)}
     return least_store_bytes(config) | whole

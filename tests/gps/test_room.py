@@ -85,7 +85,7 @@ def test_weights_that_are_more_than_the_budget_are_refused_with_numbers_and_what
     with pytest.raises(ConfigError, match=r"or gps.replication: 1, with which"):
         check(*two_nodes)
     check(*two_nodes, "gps.replication=1")
-    with pytest.raises(ConfigError, match="gps.replication 3 exceeds cluster.nodes 2"):
+    with pytest.raises(ConfigError, match=r"gps\.replication 3 exceeds cluster.nodes 2"):
         check(*two_nodes, "gps.replication=3")
 
 
