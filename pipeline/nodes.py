@@ -22,7 +22,7 @@ from pipeline.copies import Copies
 from pipeline.core import events as ev
 from pipeline.core.errors import ChannelBroken, RunError
 from pipeline.fetches import Fetches
-from pipeline.gps.placement import piles_of
+from pipeline.gps.placement import deal_out
 from pipeline.launches import Launches
 from pipeline.preload import of_zygote
 from pipeline.processes import beat_period_s, describe_exit, log_tail, say, when_ended
@@ -228,7 +228,7 @@ class Nodes:
 
     async def _welcome(self, life: _Life) -> None:
         """What the node is to put into its memory: the newest checkpoint, at the run's start and at any later time."""
-        life.piles = piles_of(self._number(life.node), self.config.num_piles, self.config.gps.replication)
+        life.piles = self._piles_of(life.node)
         try:
             newest = self.restored if life.is_first else await asyncio.to_thread(self.newest)
             life.version = newest.step
@@ -251,12 +251,15 @@ class Nodes:
         if not life.reason:
             await self.send(life.peer, welcome)
 
-    def _number(self, node: str) -> int:
-        """The same whenever it comes again; one that is new gets that of a node that is away."""
+    def _piles_of(self, node: str) -> tuple[int, ...]:
+        """A node has its number whenever it comes again; one that is new gets that of one that is away."""
         if node not in self._numbers:
             away = [name for name, life in self._lives.items() if life.reason and name in self._numbers]
             self._numbers[node] = self._numbers.pop(away[0]) if away else len(self._numbers)
-        return self._numbers[node]
+        given_up = self.shell.core.crew.given_up - {node}
+        numbers = {name: number for name, number in self._numbers.items() if name not in given_up}
+        numbers |= {f"node {i}": i for i in range(len(self._numbers), self.config.num_piles)}  # yet to come
+        return deal_out(numbers, self.config.num_piles, self.config.gps.replication)[node]
 
     def _take(self, life: _Life, body: wire.FromAgent) -> None:
         node = self.shell.nodes[life.node]

@@ -29,7 +29,7 @@ def describe(weights: dict[str, Any]) -> str:
     parts = [", ".join(f"{_size(size)} for {store}" for store, size in weights["bytes"].items()) + ", on each node"]
     rows: list[tuple[str, ...]]
     if weights["nodes"]:
-        rows = [("NODE", "VISIBLE", "HOLDS", "READERS", "COPIES")]
+        rows = [("NODE", "PILES", "VISIBLE", "HOLDS", "READERS", "COPIES")]
         rows += [_of_node(node, said, weights) for node, said in weights["nodes"].items()]
         parts.append(table(rows, indent=""))
     for key, title in (("copies", "last copies between nodes"), ("reads", "last reads from other nodes")):
@@ -55,6 +55,7 @@ def _of_node(node: str, said: dict[str, Any], weights: dict[str, Any]) -> tuple[
     copying = said["copying"]
     return (
         node,
+        ", ".join(map(str, said["piles"])),
         "-" if said["visible"] is None else str(said["visible"]),
         ", ".join(map(str, said["holds"])) or "-",
         ", ".join(readers) or "-",

@@ -29,6 +29,17 @@ def piles_of(node: int, num: int, replication: int) -> tuple[int, ...]:
     return tuple(sorted((node - back) % num for back in range(max(1, replication)))) if num > 1 else (0,)
 
 
+def deal_out(numbers: Mapping[str, int], num: int, replication: int) -> dict[str, tuple[int, ...]]:
+    """What each of these nodes holds. Of nodes that are not there any more, the one with the smallest number takes over
+    what none of them would hold."""
+    found = {node: piles_of(number, num, replication) for node, number in numbers.items()}
+    if found:
+        first = min(numbers, key=lambda node: numbers[node])
+        orphans = set(range(num)).difference(*found.values())
+        found[first] = tuple(sorted({*found[first], *orphans}))
+    return found
+
+
 def deal(sizes: Mapping[str, int], num: int) -> dict[str, int]:
     """The pile of each tensor: all piles about equally large. Largest first, each to the smallest pile."""
     total = [0] * num

@@ -74,7 +74,7 @@ class Pair:
         for piece_C in self._line.send(_pieces(held, ranges)):
             sums.append(_sums(piece_C))
             kill_point("copy.sending")
-        self._line.say(torch.cat(sums))
+        self._line.say(_together(sums))
         self._require(held.version, "did not arrive as it was sent")
         return _size(ranges)
 
@@ -93,7 +93,7 @@ class Pair:
         for piece_C in self._line.receive(_pieces(held, ranges)):
             found.append(_sums(piece_C))
             kill_point("copy.receiving")
-        sums_S = torch.cat(found)
+        sums_S = _together(found)
         is_whole = torch.equal(sums_S, self._line.hear(torch.empty_like(sums_S)))
         self._line.say(torch.tensor([int(is_whole)]))
         if not is_whole:
@@ -170,6 +170,11 @@ def _words_of(held: Reader | Writer | Joined, ranges: Sequence[Range]) -> Iterat
     digest = hashlib.sha256(layout.encode()).digest()
     yield from (int.from_bytes(digest[at : at + 8], "little", signed=True) for at in (0, 8))
     yield int.from_bytes(hashlib.sha256(repr(list(ranges)).encode()).digest()[:8], "little", signed=True)
+
+
+def _together(sums: Sequence[Tensor]) -> Tensor:
+    """Of piles without a tensor there are none."""
+    return torch.cat(tuple(sums)) if sums else torch.zeros(1, dtype=torch.int64)
 
 
 def _sums(piece_C: Tensor) -> Tensor:

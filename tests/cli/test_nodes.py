@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from pipeline.run_folder import read_json
 from tests.cli.conftest import Pivot
 from tests.cli.test_deaths import events, leftovers
@@ -54,6 +56,35 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_says_which(pivot: Pivot,
     assert f"node {lost} is lost: its agent ended" in (run / "logs" / "controller.log").read_text()
     assert [event["version"] for event in events(run, "NodeJoined")] == [0, 0], "nothing began anew"
     assert leftovers(run) == []
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+def test_a_run_whose_weights_are_dealt_among_nodes_outlives_the_loss_of_one_that_trains(
+    pivot: Pivot, tmp_path: Path, replication: int
+) -> None:
+    """With an old checkpoint: what was trained since comes again from recorded batches."""
+    run = tmp_path / "r"
+    dealt = ("cluster.nodes=3", f"gps.replication={replication}", "checkpoint.save_freq=1000")
+    process = begin(tmp_path, "submit", "configs/emulated.yaml", "--run-dir", str(run), *ENDLESS, *dealt)
+    until(lambda: step_of(run) >= 2, process)
+    until(lambda: nodes_of(run) == ["ready"] * 3, process)
+    status = read_json(run / "status.json")
+    assert [len(said["piles"]) for said in status["weights"]["nodes"].values()] == [replication] * 3
+    lost = next(worker["node"] for worker in status["workers"] if worker["name"] == "train-0")
+    os.kill(agent(run, lost), signal.SIGKILL)
+    until(lambda: f"node {lost} is lost: its agent ended" in (run / "logs" / "controller.log").read_text(), process)
+    reached = metric_steps(run)[-1] + 3
+    until(lambda: metric_steps(run)[-1] >= reached and nodes_of(run) == ["ready"] * 3, process)
+    said = pivot("gps", str(run)).out
+    assert "PILES" in said and "last reads from other nodes" in said
+    assert pivot("cancel", str(run)).code == 0
+    process.communicate(timeout=60)
+    assert metric_steps(run) == list(range(1, metric_steps(run)[-1] + 1))
+    assert leftovers(run) == []
+
+
+def nodes_of(run: Path) -> list[str]:
+    return list(read_json(run / "status.json")["nodes"].values())
 
 
 def test_a_node_below_the_minimum_ends_the_run_with_its_cause(tmp_path: Path) -> None:

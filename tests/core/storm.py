@@ -103,6 +103,7 @@ def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
         staleness=staleness,
         is_streaming=rng.random() < 0.6,
         keep_kv=rng.random() < 0.2,
+        num_piles=rng.choice((1, len(slots))),
     )
     odds = Odds(
         flush=rng.choice((0.0, 0.3)),
@@ -117,6 +118,7 @@ def random_world(rng: random.Random) -> tuple[World, tuple[int, ...]]:
         says_started=rng.choice((0.0, 0.0, 0.0, 1.0)),
     )
     world = World(plan, rng, odds)
+    world.replication = rng.choice((1, 2))
     world.is_strict = plan.staleness == 0 and not plan.is_streaming and rng.random() < 0.5
     return world, slots
 

@@ -13,6 +13,7 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.events import Finish, Role, SegmentInfo, VerdictInfo
+from pipeline.gps.placement import deal_out
 from pipeline.queue.schema import sequence_id
 from tests.fakes.durable import SERVED, Durable
 from tests.fakes.memory import NodeMemory
@@ -51,6 +52,8 @@ class World:
         self.memories: dict[str, NodeMemory] = {}
         self.copies: list[de.CopyVersion] = []
         """Those that go on."""
+        self.replication = 1
+        """On how many nodes each pile is."""
 
     def start(self, *num_slots: int) -> "World":
         """A new attempt begins, with what is durable; a node joins for each of `num_slots` (3 on one node)."""
@@ -60,8 +63,7 @@ class World:
         self.give(restored)
         self.num_slots = {f"n{index}": num for index, num in enumerate(num_slots or (3,))}
         for node, num in self.num_slots.items():
-            self.memories[node] = NodeMemory.of(restored.version)
-            self.say(node, ev.NodeJoined(node=node, num_slots=num, version=restored.version))
+            self._join(node, num, restored.version)
         return self
 
     # --- events ----------------------------------------------------------------------------------------------------
@@ -139,8 +141,15 @@ class World:
             self.say(node, ev.NodeLost(node=node, reason="no room"))
             return
         version = self.durable.newest_checkpoint
-        self.memories[node] = NodeMemory.of(version)
-        self.say(node, ev.NodeJoined(node=node, num_slots=self.num_slots[node], version=version))
+        self._join(node, self.num_slots[node], version)
+
+    def _join(self, node: str, num_slots: int, version: int) -> None:
+        num, given_up = self.plan.num_piles, self.core.crew.given_up
+        numbers = {name: i for i, name in enumerate(self.num_slots) if name not in given_up or name == node}
+        piles = deal_out(numbers, num, self.replication)[node]
+        self.memories[node] = NodeMemory.of(version, piles)
+        told = () if num == 1 else piles
+        self.say(node, ev.NodeJoined(node=node, num_slots=num_slots, version=version, piles=told))
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -208,6 +217,7 @@ class World:
             case de.SealVersion():
                 memory = self.memories[decision.node]
                 assert memory.holds(decision.version) and decision.version > memory.shown, (decision, memory)
+                assert memory.has(decision.version) == self._piles(decision), (decision, memory)
                 if decision.version > self.core.versions.current:  # the others follow at once
                     assert all(self.memories[n].holds(decision.version) for n in self.core.fleet.nodes), self.memories
                 memory.shown = decision.version
@@ -215,12 +225,16 @@ class World:
             case de.EndRun():
                 pass
 
+    def _piles(self, order: de.CopyVersion | de.SealVersion) -> set[int]:
+        return set(order.piles or range(self.plan.num_piles))
+
     def _copy(self, copy: de.CopyVersion) -> None:
         source = self.memories.get(copy.source)
-        if source is None or not source.holds(copy.version) or self.rng.random() < self.odds.copy_fails:
+        has = source is not None and self._piles(copy) <= source.has(copy.version)
+        if not has or self.rng.random() < self.odds.copy_fails:
             self.say(copy.node, ev.CopyFailed(number=copy.number, node=copy.node, reason="closed by peer"))
         else:
-            self.memories[copy.node].slots[copy.version % 2] = copy.version
+            self.memories[copy.node].write(copy.version, self._piles(copy))
             self.say(copy.node, ev.VersionCopied(number=copy.number, node=copy.node))
 
     def can_read(self, node: str, version: int) -> bool:
@@ -334,7 +348,7 @@ class World:
             case "publish":
                 assert process.version == task.step == self.core.versions.current + 1, (task, process)
                 if process.name == "train-0":
-                    self.memories[process.node].write(task.step)
+                    self.memories[process.node].write(task.step, range(self.plan.num_piles))
             case "checkpoint":
                 assert process.version == task.step, (task, process)
                 rows = list(range(0 if self.plan.evaluate_freq else 1, task.step + 1))
