@@ -13,10 +13,9 @@ from pipeline.core import decisions as de
 from pipeline.core import events as ev
 from pipeline.core.core import Core, RunPlan
 from pipeline.core.events import Finish, Role, SegmentInfo, VerdictInfo
-from pipeline.gps.placement import deal_out
 from pipeline.queue.schema import sequence_id
 from tests.fakes.durable import SERVED, Durable
-from tests.fakes.memory import NodeMemory
+from tests.fakes.memory import NodeMemory, dealt_to, piles_in
 from tests.fakes.plan import Odds
 from tests.fakes.process import Process, Work
 
@@ -35,7 +34,7 @@ class World:
         self.durable = durable or Durable()
         self.watch: Callable[[ev.Event, list[de.Decision]], None] = lambda event, decisions: None
         self.group = 2
-        self.is_strict = False
+        self.replication, self.is_strict = 1, False
         """A sequence is put whole or not at all, and an unfinished step is begun again."""
         self.now = 0.0
         self._clear()
@@ -52,8 +51,6 @@ class World:
         self.memories: dict[str, NodeMemory] = {}
         self.copies: list[de.CopyVersion] = []
         """Those that go on."""
-        self.replication = 1
-        """On how many nodes each pile is."""
 
     def start(self, *num_slots: int) -> "World":
         """A new attempt begins, with what is durable; a node joins for each of `num_slots` (3 on one node)."""
@@ -144,11 +141,10 @@ class World:
         self._join(node, self.num_slots[node], version)
 
     def _join(self, node: str, num_slots: int, version: int) -> None:
-        num, given_up = self.plan.num_piles, self.core.crew.given_up
-        numbers = {name: i for i, name in enumerate(self.num_slots) if name not in given_up or name == node}
-        piles = deal_out(numbers, num, self.replication)[node]
+        there = [name for name in self.num_slots if name == node or name not in self.core.crew.given_up]
+        piles = dealt_to(node, list(self.num_slots), there, self.plan.num_piles, self.replication)
         self.memories[node] = NodeMemory.of(version, piles)
-        told = () if num == 1 else piles
+        told = piles if self.plan.num_piles > 1 else ()
         self.say(node, ev.NodeJoined(node=node, num_slots=num_slots, version=version, piles=told))
 
     # --- decisions -------------------------------------------------------------------------------------------------
@@ -203,11 +199,9 @@ class World:
                 self.say("", ev.StepRecorded(step=decision.step))
             case de.CopyVersion():
                 assert all(copy.node != decision.node for copy in self.copies), (decision, self.copies)
-                memory = self.memories[decision.node]
-                if decision.is_first:
-                    assert not any(p.node == decision.node for p in self.processes.values()), decision
-                    memory.shown = -1
-                memory.begin(decision.version)
+                in_use = any(process.node == decision.node for process in self.processes.values())
+                assert not (decision.is_first and in_use), decision
+                self.memories[decision.node].begin(decision.version, is_first=decision.is_first)
                 self.copies.append(decision)
             case de.EndCopy():
                 ended = [copy for copy in self.copies if copy.node == decision.node]
@@ -216,30 +210,21 @@ class World:
                     self.say(copy.node, ev.CopyFailed(number=copy.number, node=copy.node, reason=decision.reason))
             case de.SealVersion():
                 memory = self.memories[decision.node]
-                assert memory.holds(decision.version) and decision.version > memory.shown, (decision, memory)
-                assert memory.has(decision.version) == self._piles(decision), (decision, memory)
                 if decision.version > self.core.versions.current:  # the others follow at once
                     assert all(self.memories[n].holds(decision.version) for n in self.core.fleet.nodes), self.memories
-                memory.shown = decision.version
+                memory.seal(decision.version, piles_in(decision, self.plan.num_piles))
                 self.say(decision.node, ev.VersionSealed(version=decision.version, node=decision.node))
             case de.EndRun():
                 pass
 
-    def _piles(self, order: de.CopyVersion | de.SealVersion) -> set[int]:
-        return set(order.piles or range(self.plan.num_piles))
-
     def _copy(self, copy: de.CopyVersion) -> None:
         source = self.memories.get(copy.source)
-        has = source is not None and self._piles(copy) <= source.has(copy.version)
+        has = source is not None and piles_in(copy, self.plan.num_piles) <= source.has(copy.version)
         if not has or self.rng.random() < self.odds.copy_fails:
             self.say(copy.node, ev.CopyFailed(number=copy.number, node=copy.node, reason="closed by peer"))
         else:
-            self.memories[copy.node].write(copy.version, self._piles(copy))
+            self.memories[copy.node].write(copy.version, piles_in(copy, self.plan.num_piles))
             self.say(copy.node, ev.VersionCopied(number=copy.number, node=copy.node))
-
-    def can_read(self, node: str, version: int) -> bool:
-        memory = self.memories[node]
-        return memory.holds(version) and version <= memory.shown
 
     # --- what a worker does ----------------------------------------------------------------------------------------
 
@@ -255,7 +240,7 @@ class World:
     def _obey(self, process: Process, order: de.Decision) -> None:
         match order:
             case de.StartWorker():
-                is_there = process.role is not Role.ROLLOUT or self.can_read(process.node, order.version)
+                is_there = process.role is not Role.ROLLOUT or self.memories[process.node].shows(order.version)
                 if not is_there or self.rng.random() < self.odds.start_fails:
                     self.kill(process.name)
                 else:
@@ -268,14 +253,14 @@ class World:
                 process.is_awake = True
                 self._require_free(process)
                 if process.role is Role.ROLLOUT:
-                    assert self.can_read(process.node, order.version), (order, process, self.memories)
+                    assert self.memories[process.node].shows(order.version), (order, process, self.memories)
                     process.version = order.version
                 if self.rng.random() < self.odds.wake_fails:
                     self.say(process.name, ev.WakeFailed(worker=process.name, reason="no memory"))
                 else:
                     self.say(process.name, ev.WorkerWoken(worker=process.name, version=order.version))
             case de.LoadVersion():
-                assert self.can_read(process.node, order.version), (order, process, self.memories)
+                assert self.memories[process.node].shows(order.version), (order, process, self.memories)
                 for work in process.work if not order.keep_kv else ():
                     work.aborted_at = process.version if work.aborted_at is None else work.aborted_at
                 if self.rng.random() < self.odds.update_fails:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import WeightsUnavailable
@@ -33,6 +33,7 @@ def wants(draw: st.DrawFn) -> Want:
     return Want(name, Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
 
 
+@settings(deadline=None)
 @given(st.lists(wants(), min_size=1, max_size=8))
 def test_each_element_travels_once_in_pieces_that_are_small_enough(given_wants: list[Want]) -> None:
     table = entries()
@@ -55,6 +56,7 @@ def test_each_element_travels_once_in_pieces_that_are_small_enough(given_wants: 
         assert counts.sum() == want.box.size and counts[tuple(map(slice, want.box.start, want.box.stop))].min() == 1
 
 
+@settings(deadline=None)
 @given(st.lists(wants(), min_size=1, max_size=8))
 def test_the_last_part_of_a_want_is_the_one_that_ends_where_it_ends(given_wants: list[Want]) -> None:
     parts: dict[int, list[Box]] = {}
