@@ -1,0 +1,145 @@
+"""The same work as TRL's GRPOTrainer: `python benchmarks/peer_trl.py [--rounds 3] [--steps 60]`.
+
+Both train the quickstart's policy on the same prompts with the exact checker as reward: 16 prompts x 8 responses of at
+most 84 tokens per step, two updates, the same optimizer, learning rate and clipping. TRL runs in an environment of its
+own (made once in benchmarks/out/trl), one process, with the number of threads that is best for it on this machine; ours
+is a run as the user has it, an engine and a trainer in two processes of one thread each. Rounds are interleaved; each
+has its own seed. Starting up (loading models, engines) is left out on both sides. Keys:
+
+  tokens_per_s/<side>      trained tokens (of responses) per second: ours, ours_overlapped (staleness 1), trl
+  tokens_of_trl            ours over TRL's, the better of ours; median of the rounds' ratios
+  tokens_of_trl/on_policy  the same at staleness 0
+  step_s/<side>            seconds per step of 128 responses
+  accuracy/<side>          of the trained models on 256 held-out prompts, sampled by the same code; mean over rounds
+  accuracy/before          of the policy that they begin with
+  accuracy_gap             ours (on-policy) less TRL's
+  spent/<side>/<what>      share of the time: of ours by stage on the critical path; of TRL generate and reward
+  trl_threads              how many threads were best for TRL
+  load                     the machine's load average (1 min) before
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from harness import OUT, Must, main, parser
+
+from pipeline.run_folder import RunFolder
+from pipeline.tracking import MetricsLog
+
+ROOT = Path(__file__).parents[1]
+POLICY, TRAIN, VAL = (ROOT / "configs/quickstart" / name for name in ("policy", "train.jsonl", "val.jsonl"))
+PACKAGES = ("torch==2.13.0+cpu", "trl==1.16.0", "transformers==5.24.0", "accelerate", "datasets", "jinja2")
+WORK = {"group": 8, "prompts": 16, "updates": 2, "max_tokens": 84, "lr": 3e-4, "num_prompts": 256}
+OURS = {"ours": 0, "ours_overlapped": 1}
+"""And their staleness."""
+FIRST_SEED = 101
+MUST = {"tokens_of_trl": Must(at_least=1.0), "accuracy_gap": Must(at_least=-0.05)}
+_STAGES = ("prompts", "rollout", "reward", "train", "publish", "queue", "control")
+_CONFIG = """
+reward: {genrm: null, functions: {exact: {path: "stages.checkers:digit_sort"}}}
+evaluate: {freq: 0}
+tracking: {uri: none}
+"""
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    python = args.python or _environment()
+    found: dict[str, Any] = {"load": os.getloadavg()[0], "rounds": [], "steps": args.steps}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        threads = {n: _trl(python, folder, 8, FIRST_SEED, n)["wall_s"] for n in (1, 2)}
+        best = min(threads, key=lambda n: threads[n])
+        found |= {"threads": threads, "before": _accuracy(python, POLICY)}
+        for number in range(args.rounds):
+            seed, sides = FIRST_SEED + number, {}
+            for side, staleness in OURS.items():
+                sides[side] = _ours(python, folder / f"{side}-{number}", args.steps, seed, staleness)
+            sides["trl"] = _trl(python, folder, args.steps, seed, best)
+            sides["trl"]["accuracy"] = _accuracy(python, folder / "trl")
+            found["rounds"].append(sides)
+    return found
+
+
+def _environment() -> str:
+    """The Python of one that has TRL."""
+    python = OUT / "trl" / "bin" / "python"
+    if not (OUT / "trl" / "made").exists():
+        subprocess.run([sys.executable, "-m", "venv", OUT / "trl"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        (OUT / "trl" / "made").touch()
+    return str(python)
+
+
+def _side(python: str, threads: int, *args: str) -> dict[str, Any]:
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": str(threads)}
+    script = str(Path(__file__).with_name("peer_trl_side.py"))
+    done = subprocess.run([python, "-P", script, *args], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def _trl(python: str, folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
+    settings = WORK | {"steps": steps, "seed": seed, "threads": threads}
+    return _side(python, threads, "train", str(POLICY), str(TRAIN), str(folder / "trl"), json.dumps(settings))
+
+
+def _accuracy(python: str, model: Path) -> float:
+    return float(_side(python, 1, "eval", str(model), str(VAL), json.dumps(WORK | {"seed": 1}))["accuracy"])
+
+
+def _ours(python: str, folder: Path, steps: int, seed: int, staleness: int) -> dict[str, Any]:
+    """Seconds from the first step's begin to the last one's end, and what the rows say."""
+    folder.mkdir()
+    (folder / "peer.yaml").write_text(_CONFIG)
+    settings = (f"run.seed={seed}", f"trainer.total_training_steps={steps}", f"algorithm.staleness={staleness}")
+    command = [sys.executable, "-P", "-m", "pipeline.cli.main"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = str(folder / "run")
+    submit = ["submit", str(ROOT / "configs/quickstart.yaml"), str(folder / "peer.yaml"), "--run-dir", run, "--wait"]
+    subprocess.run([*command, *submit, *settings], env=env, stdout=subprocess.DEVNULL, check=True)
+    export = ["export", run, "--step", str(steps), "--to", str(folder / "model"), "--no-engine"]
+    subprocess.run([*command, *export], env=env, stdout=subprocess.DEVNULL, check=True)
+    rows = [row for _, row in MetricsLog(RunFolder(Path(run)).metrics).rows()]
+    began = float(rows[0]["time"] or 0) - float(rows[0]["perf/time_per_step"] or 0)
+    return {
+        "wall_s": float(rows[-1]["time"] or 0) - began,
+        "tokens": sum(row["train/num_tokens"] or 0 for row in rows),
+        "spent_s": {stage: sum(row.get(f"timing_s/{stage}") or 0 for row in rows) for stage in _STAGES},
+        "accuracy": _accuracy(python, folder / "model"),
+    }
+
+
+def figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    rounds, steps = raw["rounds"], raw["steps"]
+    rates = {side: [one[side]["tokens"] / one[side]["wall_s"] for one in rounds] for side in (*OURS, "trl")}
+    ratios = {side: median(a / b for a, b in zip(rates[side], rates["trl"], strict=True)) for side in OURS}
+    found: dict[str, float | None] = {
+        "tokens_of_trl": max(ratios.values()),
+        "tokens_of_trl/on_policy": ratios["ours"],
+        "accuracy_gap": mean(one["ours"]["accuracy"] - one["trl"]["accuracy"] for one in rounds),
+        "accuracy/before": raw["before"],
+    }
+    for side in (*OURS, "trl"):
+        found[f"tokens_per_s/{side}"] = median(rates[side])
+        found[f"step_s/{side}"] = median(one[side]["wall_s"] / steps for one in rounds)
+        found[f"accuracy/{side}"] = mean(one[side]["accuracy"] for one in rounds)
+        total = sum(one[side]["wall_s"] for one in rounds)
+        for what in rounds[0][side]["spent_s"]:
+            found[f"spent/{side}/{what}"] = sum(one[side]["spent_s"][what] for one in rounds) / total
+    threads = {int(n): seconds for n, seconds in raw["threads"].items()}
+    return found | {"trl_threads": min(threads, key=lambda n: threads[n]), "load": raw["load"]}
+
+
+if __name__ == "__main__":
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--python", default="", help="of an environment that has TRL; otherwise one is made")
+    sys.exit(main("peer_trl", arguments.parse_args(), measure, figures, MUST))
