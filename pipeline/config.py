@@ -51,7 +51,7 @@ class Run(Section):
 
 
 class Cluster(Section):
-    kind: Literal["local", "slurm"] = "local"
+    kind: Literal["local", "slurm"] = Field(default="local", description="This machine, or a job of a Slurm cluster")
     nodes: Int = Field(default=1, ge=1, description="Number of nodes (local: agents on this host)")
     min_nodes: Int = Field(default=0, ge=0, description="The run goes on with so many of them; 0: needs all")
     gpu: str = Field(
@@ -77,13 +77,13 @@ class Cluster(Section):
 class Model(Section):
     path: str = Field(description="Folder with config.json, *.safetensors and a tokenizer; or `emulated`")
     dtype: Dtype = Field(default="bfloat16", description="Type that weights are stored and served in")
-    tensor_parallel: Int = Field(default=1, ge=1)
+    tensor_parallel: Int = Field(default=1, ge=1, description="GPUs that one engine is spread over")
 
 
 class Models(Section):
     policy: Model
     genrm: Model | None = Field(default=None, description="The judge's, where it is not behind a URL")
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(default=False, description="Models may bring Python code, which is run")
 
 
 class Data(Section):
@@ -92,11 +92,11 @@ class Data(Section):
         default=[],
         description="Share of the prompts that each of train_files gives; empty: all rows come once per epoch",
     )
-    val_files: Paths = Field(default=[])
-    prompt_key: str = "prompt"
+    val_files: Paths = Field(default=[], description="What is evaluated on: prompts that training never sees")
+    prompt_key: str = Field(default="prompt", description="Column with the prompt")
     max_prompt_length: Int = Field(default=1024, ge=1, description="Tokens; a longer prompt fails the first step")
     train_batch_size: Int = Field(default=16, ge=1, description="Prompts per step")
-    shuffle: bool = True
+    shuffle: bool = Field(default=True, description="Rows in a random order, another one in each epoch")
 
     @model_validator(mode="after")
     def _weighs_each_file(self) -> "Data":
@@ -109,16 +109,16 @@ class Data(Section):
 
 class KL(Section):
     coef: Float = Field(default=0.0, ge=0, description="Weight of the KL term to the base model; 0: no reference model")
-    estimator: Literal["k2", "k3"] = "k3"
+    estimator: Literal["k2", "k3"] = Field(default="k3", description="k2: half the squared log ratio; k3: unbiased")
 
 
 class Algorithm(Section):
-    adv_estimator: Literal["grpo"] = "grpo"
-    norm_adv_by_std: bool = True
-    clip_ratio_low: Float = Field(default=0.2, ge=0, lt=1)
-    clip_ratio_high: Float = Field(default=0.28, ge=0)
+    adv_estimator: Literal["grpo"] = Field(default="grpo", description="A response against the others to its prompt")
+    norm_adv_by_std: bool = Field(default=True, description="Advantages are divided by their group's deviation")
+    clip_ratio_low: Float = Field(default=0.2, ge=0, lt=1, description="A token's ratio counts down to 1 minus this")
+    clip_ratio_high: Float = Field(default=0.28, ge=0, description="A token's ratio counts up to 1 plus this")
     kl: KL = KL()
-    loss_agg_mode: Literal["token-mean"] = "token-mean"
+    loss_agg_mode: Literal["token-mean"] = Field(default="token-mean", description="Each token counts alike")
     staleness: Int = Field(default=0, ge=0, le=1, description="Largest lag, in versions, of a trained token")
     correction: Literal["auto", "decoupled", "ppo", "none"] = Field(
         default="auto",
@@ -134,13 +134,13 @@ class Algorithm(Section):
 
 
 class Trainer(Section):
-    total_training_steps: Int = Field(ge=1)
+    total_training_steps: Int = Field(ge=1, description="The run ends after so many steps")
     updates_per_step: Int = Field(default=1, ge=1, description="Optimizer steps per step, over whole groups")
     micro_batch_tokens: Int = Field(default=16384, ge=1, description="Padded tokens per forward pass")
-    lr: Float = Field(default=1e-6, gt=0)
-    betas: Annotated[tuple[Share, Share], Pair] = (0.9, 0.95)
-    weight_decay: Float = Field(default=0.0, ge=0)
-    grad_clip: Float = Field(default=1.0, gt=0)
+    lr: Float = Field(default=1e-6, gt=0, description="Learning rate of AdamW, constant")
+    betas: Annotated[tuple[Share, Share], Pair] = Field(default=(0.9, 0.95), description="Of AdamW")
+    weight_decay: Float = Field(default=0.0, ge=0, description="Of AdamW")
+    grad_clip: Float = Field(default=1.0, gt=0, description="Largest norm of an update's gradient; above, it is scaled")
     max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
     strategy: Literal["single", "ddp", "fsdp2", "emulated"] = Field(
         default="single",
@@ -153,16 +153,16 @@ class Trainer(Section):
 class Checkpoint(Section):
     uri: str = Field(default="", description="Any fsspec URL; empty: the run folder's checkpoints/")
     save_freq: Int = Field(default=10, ge=1, description="Steps between checkpoints; the last step is always saved")
-    keep: Int = Field(default=2, ge=1)
+    keep: Int = Field(default=2, ge=1, description="So many are kept, the newest ones")
 
 
 class Evaluate(Section):
     freq: Int = Field(
         default=0, ge=0, description="Steps between evaluations; 0: never. Also before the first step and at the end"
     )
-    num_prompts: Int = Field(default=256, ge=1)
+    num_prompts: Int = Field(default=256, ge=1, description="The first so many of data.val_files")
     samples: Int = Field(default=1, ge=1, description="Responses per prompt")
-    seed: Int = Field(default=1, ge=0)
+    seed: Int = Field(default=1, ge=0, description="Of the sampled answers, the same at each evaluation")
     function: str = Field(
         default="", description="module:name of compute_score(data_source, solution_str, ground_truth, extra_info)"
     )
@@ -173,20 +173,20 @@ class Tracking(Section):
         default="",
         description="MLflow URI; empty: MLFLOW_TRACKING_URI, else the run folder's mlflow.db; `none`: no MLflow",
     )
-    experiment: str = Field(default="pivot-pipeline", min_length=1)
+    experiment: str = Field(default="pivot-pipeline", min_length=1, description="MLflow experiment of the run")
 
 
 class Limits(Section):
     heartbeat_s: Float = Field(default=5.0, gt=0, description="A silent node is lost after this")
-    engine_start_s: Float = Field(default=180.0, gt=0)
+    engine_start_s: Float = Field(default=180.0, gt=0, description="A worker, from its start to its first report")
     engine_s: Float = Field(
         default=120.0, gt=0, description="An engine that has work and makes no token for this long is started anew"
     )
     request_s: Float = Field(default=30.0, gt=0, description="One call to the queue server")
     stage_s: Float = Field(default=3600.0, gt=0, description="One stage task")
-    publish_s: Float = Field(default=120.0, gt=0)
+    publish_s: Float = Field(default=120.0, gt=0, description="The wait for a version in shared memory; a copy: twice")
     shift_s: Float = Field(default=120.0, gt=0, description="One worker going to sleep, or waking up")
-    save_s: Float = Field(default=600.0, gt=0)
+    save_s: Float = Field(default=600.0, gt=0, description="One checkpoint being saved")
     restarts: Int = Field(default=3, ge=0, description="Deaths of one worker without progress in between")
 
 

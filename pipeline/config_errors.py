@@ -67,7 +67,7 @@ def _line(problem: Any, model: type[BaseModel], sources: Sources) -> str:
         keys = ", ".join(sorted(section.model_fields)) if section else "none"
         return f"{place}: no such key (given {given}){_proposal(model, path)}; valid here: {keys}"
     field = _field(model, path)
-    if cause and field and _submodel(field.annotation):
+    if cause and field and submodel(field.annotation):
         return f"{place}: {cause}"
     valid = describe(field.annotation, field.metadata) if field else problem["msg"]
     if problem["type"] == "missing":
@@ -87,7 +87,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _submodel(annotation: Any) -> type[BaseModel] | None:
+def submodel(annotation: Any) -> type[BaseModel] | None:
     """The section that it is, or may be: one that can be left out is `Section | None`."""
     for kind in (annotation, *(get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ())):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -95,10 +95,10 @@ def _submodel(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _item(field: FieldInfo | None) -> type[BaseModel] | None:
+def item_of(field: FieldInfo | None) -> type[BaseModel] | None:
     """The section that each item of a list, or of a mapping of names, is."""
     args = get_args(field.annotation) if field and get_origin(field.annotation) in (list, dict) else ()
-    return _submodel(args[-1]) if args else None
+    return submodel(args[-1]) if args else None
 
 
 def _walk(model: type[BaseModel], path: tuple[str, ...]) -> tuple[FieldInfo | None, type[BaseModel] | None]:
@@ -108,8 +108,8 @@ def _walk(model: type[BaseModel], path: tuple[str, ...]) -> tuple[FieldInfo | No
     for key in path:
         if section is not None and key in section.model_fields:
             field = section.model_fields[key]
-            section = _submodel(field.annotation)
-        elif section is None and (item := _item(field)):
+            section = submodel(field.annotation)
+        elif section is None and (item := item_of(field)):
             section = item
         else:
             return field, None
@@ -128,7 +128,7 @@ def _field(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 def _all_names(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, field in model.model_fields.items():
         yield (*path, key)
-        if section := _submodel(field.annotation) or _item(field):
+        if section := submodel(field.annotation) or item_of(field):
             yield from _all_names(section, (*path, key))
 
 
@@ -179,7 +179,7 @@ def _kind(annotation: Any, origin: Any, args: tuple[Any, ...]) -> str:
         return f"a list of {len(args)}, each {describe(args[0], [])}"
     if origin is dict:
         return f"a mapping of names, each to {describe(args[1], [])}"
-    if section := _submodel(annotation):
+    if section := submodel(annotation):
         return "a section with keys of " + ", ".join(sorted(section.model_fields))
     plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return plain.get(annotation, "anything")

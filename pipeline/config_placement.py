@@ -9,7 +9,7 @@ from pipeline.config_types import Int, Section
 
 
 class RolePlacement(Section):
-    replicas: Int = Field(default=1, ge=1)
+    replicas: Int = Field(default=1, ge=1, description="How many; of train 1, for there `trainer.ranks` counts")
     slots: Int = Field(default=1, ge=1, description="Slots per replica")
 
 

@@ -13,10 +13,10 @@ from pipeline.core.planner.settings import DEFAULT, PlannerSettings
 class Shift(Section):
     """At the moment when `step` is `at`, `blocks` begin to change to `role`."""
 
-    step: Int = Field(ge=1)
-    at: Literal["admitted", "rolled_out", "judged", "trained"]
-    blocks: list[Int] = Field(min_length=1)
-    role: Literal["rollout", "reward"]
+    step: Int = Field(ge=1, description="Of this step")
+    at: Literal["admitted", "rolled_out", "judged", "trained"] = Field(description="What has just happened to it")
+    blocks: list[Int] = Field(min_length=1, description="Counted from 0, node by node")
+    role: Literal["rollout", "reward"] = Field(description="Who gets them")
 
 
 class Planner(Section):

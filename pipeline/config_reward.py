@@ -14,7 +14,7 @@ GENRM = "genrm"
 class Verdict(Section):
     """How the judge's generated text becomes a score."""
 
-    kind: Literal["choice", "number"] = "choice"
+    kind: Literal["choice", "number"] = Field(default="choice", description="A word of `choices`, or a number")
     marker: str = Field(default="Verdict:", min_length=1, description="The verdict follows the last one of these")
     choices: dict[str, Float] = Field(
         default={"yes": 1.0, "no": 0.0}, min_length=1, description="kind: choice; word to score"
@@ -62,9 +62,9 @@ class GenRM(Section):
     )
     opponents: Int = Field(default=0, ge=0, description="mode: pairwise; with how many others, 0: with all")
     verdict: Verdict = Verdict()
-    max_tokens: Int = Field(default=256, ge=1)
-    temperature: Float = Field(default=0.0, ge=0)
-    timeout_s: Float = Field(default=60.0, gt=0)
+    max_tokens: Int = Field(default=256, ge=1, description="Of a critique with its verdict")
+    temperature: Float = Field(default=0.0, ge=0, description="Of the judge's sampling; 0: greedy")
+    timeout_s: Float = Field(default=60.0, gt=0, description="One judgement; then it is tried again, or has failed")
     retries: Int = Field(default=1, ge=0, description="For transient failures: timeout, empty, truncated, unparsed")
     engine: EngineOptions = EngineOptions()
     endpoint: Endpoint | None = Field(default=None, description="Where the judge is, if not on slots of the run")

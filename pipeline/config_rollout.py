@@ -10,7 +10,7 @@ from pipeline.config_types import Float, Int, Section
 
 class Rollout(Section):
     n: Int = Field(default=8, ge=2, description="Responses per prompt (the group)")
-    temperature: Float = Field(default=1.0, gt=0)
+    temperature: Float = Field(default=1.0, gt=0, description="Of sampling; the trainer uses the same")
     max_response_length: Int = Field(default=1024, ge=1, description="Tokens")
     flush_s: Float = Field(default=1.0, gt=0, description="Unfinished sequences' tokens are made durable this often")
     on_update: Literal["recompute", "keep_kv"] = Field(

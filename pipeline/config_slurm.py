@@ -19,9 +19,9 @@ _TEXTS = ("partition", "account", "qos", "time", "gres", "mem", "constraint", "e
 class Slurm(Section):
     """Empty text: the option is not given, so the site's default holds."""
 
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
+    partition: str = Field(default="", description="As sbatch takes it")
+    account: str = Field(default="", description="As sbatch takes it")
+    qos: str = Field(default="", description="As sbatch takes it")
     time: str = Field(default="", description="Time limit of the job, as sbatch takes it (24:00:00)")
     gres: str = Field(
         default="gpu", description="What a slot is: gpu, gpu:a100; empty on a partition without GPUs (a slot is a CPU)"
@@ -29,9 +29,9 @@ class Slurm(Section):
     launcher: Literal["agent", "step"] = Field(
         default="agent", description="Who starts workers: their node's agent, or Slurm, each as a step of its own"
     )
-    cpus_per_slot: Int = Field(default=4, ge=1)
+    cpus_per_slot: Int = Field(default=4, ge=1, description="CPUs that are asked for with each slot")
     mem: str = Field(default="0", description="Memory per node; 0: all of it")
-    constraint: str = ""
+    constraint: str = Field(default="", description="Features that nodes must have, as sbatch takes it")
     exclude: str = Field(default="", description="Nodes that are not to be used (n3,n[7-9])")
     signal_s: Int = Field(default=120, ge=1, description="So long before the time limit the run saves and leaves")
     grace_s: Int = Field(default=30, ge=1, description="What the site gives between a job's TERM and its KILL")
