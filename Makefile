@@ -9,7 +9,7 @@ NO_NETWORK := "Could not install. pip needs PyPI (or the index of your pip.conf)
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-all check
+.PHONY: setup demo test test-all check docs
 .DELETE_ON_ERROR:
 
 setup: .venv/.with-cpu  ## make .venv with everything that a run needs
@@ -23,12 +23,15 @@ test: .venv/.with-test  ## run the tests but those marked slow
 test-all: .venv/.with-test  ## run all tests
 	$(BIN)/python -m pytest -m "slow or not slow"
 
-check: .venv/.with-test .venv/.with-dev  ## style, types, spelling, architecture
+check: .venv/.with-test .venv/.with-dev docs  ## style, types, spelling, architecture, and the site
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/python -m pytest tests/architecture
+	$(BIN)/python -m pytest tests/architecture tests/docs/test_site.py
+
+docs: .venv/.with-dev  ## the documentation's site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
