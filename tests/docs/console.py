@@ -44,7 +44,7 @@ class Block:
         for line in text.splitlines():
             words = shlex.split(line, comments=True)
             start = 0
-            for end in [*(number for number, word in enumerate(words) if word in ("&&", "|", ";")), len(words)]:
+            for end in [*(number for number, word in enumerate(words) if word in ("&&", "||", "|", ";")), len(words)]:
                 if words[start:end]:
                     yield Command(self, tuple(words[start:end]))
                 start = end + 1
@@ -60,7 +60,8 @@ class Command:
 
     @property
     def is_ours(self) -> bool:
-        return "pivot-pipeline" in (Path(word).name for word in self.words)
+        names = [Path(word).name for word in self.words]
+        return names[0] == "pivot-pipeline" or (names[0] == "timeout" and "pivot-pipeline" in names)
 
     @property
     def arguments(self) -> list[str]:

@@ -20,7 +20,7 @@ from tests.docs.console import REASONS, Block, Command, blocks, console, inline,
 
 USERS = dict.fromkeys(("run.yaml", "mine.yaml", "my_run.yaml"), ROOT / "configs" / "emulated.yaml")
 """Configurations that pages call the reader's own, and what stands for them."""
-OTHERS = {"git", "cd", "cat", "mkdir", "sudo", "salloc", "ls", "export", ".", "pip", "python", "timeout"}
+OTHERS = {"git", "cd", "cat", "mkdir", "sudo", "salloc", "ls", "export", ".", "pip", "timeout", "echo"}
 """What readers type beside our own commands."""
 COMPOSED = ("submit", "validate", "dag", "simulate", "doctor", "plan", "compare")
 """Commands whose arguments are configurations and settings (of plan and compare, or runs)."""
@@ -45,7 +45,7 @@ def place(folder: Path, found: Iterable[Block]) -> None:
 
 def fault(command: Command) -> str:
     """What is wrong with a command; "" for nothing."""
-    program = Path(command.words[0]).name
+    program = Path(command.words[0]).name or command.words[0]
     if command.is_ours:
         return parse(command.arguments)
     if program == "make":
@@ -60,7 +60,7 @@ def fault(command: Command) -> str:
 
 def script_fault(name: str, options: Iterable[str]) -> str:
     if not (ROOT / name).is_file():
-        return f"no script {name}"
+        return "" if Path(name).is_file() else f"no script {name}"  # or one that the page has written
     source = (ROOT / name).read_text(encoding="utf-8") + (ROOT / "benchmarks" / "harness.py").read_text()
     return "".join(f"{name} has no {word}" for word in options if word.startswith("--") and f'"{word}"' not in source)
 
