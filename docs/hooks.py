@@ -32,6 +32,8 @@ FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUT
 _AT_ROOT = {uri: name for name, uri in FROM_ROOT.items()}
 _LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)"\s#]+)((?:#[^)"\s]*)?[)"])')
 _FENCE = re.compile(r"^(```+).*?^\1`*$", re.MULTILINE | re.DOTALL)
+_WIDE = "---\nhide: [navigation]\n---\n"
+"""Pages with tables of long names."""
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "sh", ".md": "markdown", ".jinja": "jinja", ".toml": "toml"}
 
 
@@ -120,9 +122,10 @@ def _source(path: str) -> str:
 def configuration() -> str:
     """Every key of a configuration: its type and bounds, its default, its meaning."""
     head = (
-        "# Configuration\n\nEvery key, from the models in [`pipeline/config.py`](../source/pipeline/config.py.md) that "
-        "read it. `KEY.PATH=VALUE` on a command line sets one; `...[]` stands for each item of a list, `<name>` for a "
-        "name of yours. `pivot-pipeline validate` checks all of them, and what they name.\n"
+        f"{_WIDE}# Configuration\n\nEvery key, from the models in "
+        "[`pipeline/config.py`](../source/pipeline/config.py.md) that read it. `KEY.PATH=VALUE` on a command line sets "
+        "one; `...[]` stands for each item of a list, `<name>` for a name of yours. `pivot-pipeline validate` checks "
+        "all of them, and what they name.\n"
     )
     parts = [_section_page(name, field) for name, field in Config.model_fields.items()]
     return "\n".join([head, *parts])
@@ -168,7 +171,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+    """In a table; what stands between backticks is code as it is."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [part.replace("|", "\\|").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
@@ -177,7 +183,7 @@ def _cell(text: str) -> str:
 def command_line() -> str:
     """Every command with its arguments and options."""
     context = click.Context(commands, info_name="pivot-pipeline")
-    head = f"# Commands\n\n{_paragraphs(commands.help)}\n"
+    head = f"{_WIDE}# Commands\n\n{_paragraphs(commands.help)}\n"
     shown = [command for command in commands.commands.values() if not command.hidden]
     return "\n".join([head, *(_command_page(command, context) for command in shown)])
 

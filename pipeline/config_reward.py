@@ -94,7 +94,7 @@ class RewardFunction(Section):
 
 
 class Reward(Section):
-    genrm: GenRM | None = None
+    genrm: GenRM | None = Field(default=None, description="The judge; without it functions alone give the score")
     functions: dict[str, RewardFunction] = Field(default={}, description="Reward functions by a name of yours")
     weights: dict[str, Float] = Field(
         default={}, description="Of `genrm` and the functions in the sum that is the score; 1 where nothing is said"
