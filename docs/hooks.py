@@ -9,10 +9,9 @@ mkdocs calls the functions `on_...`.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
@@ -99,7 +98,7 @@ def _rebased(link: re.Match[str], src_uri: str) -> str:
     return f"{link[1]}{os.path.relpath(_uri(path), PurePosixPath(src_uri).parent)}{link[3]}"
 
 
-def _outside_fences(text: str, change: Any) -> str:
+def _outside_fences(text: str, change: Callable[[str], str]) -> str:
     """The text with `change` done to all but code."""
     ends = [0, *chain.from_iterable(fence.span() for fence in _FENCE.finditer(text)), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]
