@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import Config, Model, is_set
+from pipeline.config_ranks import check_ranks
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.modes import SHARED, ModeName
@@ -41,9 +42,10 @@ def check_all(config: Config) -> None:
     ):
         if model is None or engine is None:
             continue
-        wrong += _failures(check_model, where, model, engine.name) or _failures(
-            resolve("stages.text:check_tokenizer"), model.path
-        )
+        wrong += _failures(check_model, where, model, engine.name) or [
+            *_failures(resolve("stages.text:check_tokenizer"), model.path),
+            *_failures(check_ranks, where, model),
+        ]
     wrong += _failures(check_length, config)
     wrong = wrong or _failures(check_slot_memory, config)
     if wrong := wrong or _failures(_check_room, config):

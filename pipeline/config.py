@@ -18,6 +18,7 @@ from pipeline.config_errors import explain
 from pipeline.config_gps import Gps
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
+from pipeline.config_ranks import with_ranks
 from pipeline.config_reward import Reward
 from pipeline.config_rollout import Rollout
 from pipeline.config_room import room_faults
@@ -77,7 +78,7 @@ class Cluster(Section):
 class Model(Section):
     path: str = Field(description="Folder with config.json, *.safetensors and a tokenizer; or `emulated`")
     dtype: Dtype = Field(default="bfloat16", description="Type that weights are stored and served in")
-    tensor_parallel: Int = Field(default=1, ge=1, description="GPUs that one engine is spread over")
+    tensor_parallel: Int = Field(default=1, ge=1, description="Ranks of an engine, a slot for each, on one node")
 
 
 class Models(Section):
@@ -209,8 +210,8 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fit_for_strict(cls, tree: Any) -> Any:
-        return with_strict_defaults(tree) if isinstance(tree, dict) else tree
+    def _says_all(cls, tree: Any) -> Any:
+        return with_ranks(with_strict_defaults(tree)) if isinstance(tree, dict) else tree
 
     @model_validator(mode="after")
     def _is_strictly_strict(self) -> "Config":

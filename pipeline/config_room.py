@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pipeline.config_ranks import rank_faults
 from pipeline.core.events import Role
 from pipeline.core.fleet import Fleet, Replicas
 from pipeline.core.modes import SHARED, ModeName, fill, shared_roles
@@ -35,6 +36,7 @@ def block_slots(config: "Config") -> int:
 
 def room_faults(config: "Config") -> Iterator[str]:
     """What does not fit, the most telling first."""
+    yield from rank_faults(config)
     trainer, cluster, roles = config.trainer, config.cluster, config.placement.roles
     if trainer.ranks > 1 and trainer.strategy == "single":
         yield f"trainer.ranks {trainer.ranks} needs trainer.strategy ddp or fsdp2, not single"
@@ -62,6 +64,11 @@ def _of_own_slots(config: "Config") -> Iterator[str]:
         yield (
             f"placement.roles and trainer.ranks want {wanted} slots, the cluster has {have} "
             f"(cluster.nodes {cluster.nodes} x cluster.slots_per_node {cluster.slots_per_node})"
+        )
+    elif missing := _placed(config, cluster.nodes).missing(essential=False):
+        yield (
+            f"there are slots enough, but each replica needs its own on one node, and cluster.nodes {cluster.nodes} x "
+            f"cluster.slots_per_node {cluster.slots_per_node} leave no such room for {', '.join(missing)}"
         )
     wanted = train + roles.rollout.slots + reward
     have = cluster.min_nodes * cluster.slots_per_node
@@ -112,19 +119,22 @@ def _of_shared_slots(config: "Config") -> Iterator[str]:
 
 def _of_blocks(config: "Config", num_nodes: int, where: str) -> Iterator[str]:
     """Everything is placed as the run would do it."""
-    cluster = config.cluster
-    mode = ModeName(config.placement.mode)
-    wanted = replicas_of(config, num_nodes)
-    fleet = Fleet(wanted, shared_roles(mode, wanted))
-    for number in range(num_nodes):
-        fleet.join(str(number), cluster.slots_per_node)
-    fleet.place()
-    missing = [f"{w.role}" for w in wanted if not w.replicas] + fleet.missing(essential=True)
+    cluster, wanted = config.cluster, replicas_of(config, num_nodes)
+    missing = [f"{w.role}" for w in wanted if not w.replicas] + _placed(config, num_nodes).missing(essential=True)
     if missing:
         yield (
-            f"placement.mode {mode} on {where} x cluster.slots_per_node {cluster.slots_per_node} has no room for "
-            f"{', '.join(missing)}"
+            f"placement.mode {config.placement.mode} on {where} x cluster.slots_per_node {cluster.slots_per_node} has "
+            f"no room for {', '.join(missing)}"
         )
+
+
+def _placed(config: "Config", num_nodes: int) -> Fleet:
+    wanted = replicas_of(config, num_nodes)
+    fleet = Fleet(wanted, shared_roles(ModeName(config.placement.mode), wanted))
+    for number in range(num_nodes):
+        fleet.join(str(number), config.cluster.slots_per_node)
+    fleet.place()
+    return fleet
 
 
 def _of_schedule(config: "Config") -> Iterator[str]:
