@@ -276,6 +276,7 @@ def vllm() -> dict[str, Any]:
     torch = need_cuda()
     need("vllm", "accelerate", "transformers", "safetensors", "pydantic", "msgspec", "yaml")
     from pipeline.config import EngineOptions
+    from stages.engines.base import Stored
     from stages.engines.vllm import VllmEngine
     from stages.rl.trainer import HfTrainer
     from tests.fakes.stores import weight_store
@@ -299,19 +300,19 @@ def vllm() -> dict[str, Any]:
         options = EngineOptions(name="vllm", kv_cache_bytes=1 << 30)
         with weight_store(model, "bfloat16") as store:
             trainer = HfTrainer(config)
-            with store.read(0, 1.0) as reader:
-                engine = timed("start", VllmEngine, str(model), "bfloat16", options, 256, reader, 0)
+            stored = Stored(store=store, version=0, wait_s=1.0)
+            engine = timed("start", VllmEngine, str(model), "bfloat16", options, 256, stored, 0)
             for version in (1, 2):
                 trainer.train(make_rows(version), version)
                 trainer.publish(store, 1.0)
                 store.seal(version)
                 probe = trainer.probe()
-                with store.read(version, 1.0) as reader:
-                    if version == 1:
-                        timed("update_in_place", engine.load, reader, probe)
-                    else:
-                        timed("sleep", engine.sleep)
-                        timed("wake_with_the_next_version", engine.wake, reader, probe)
+                stored = Stored(store=store, version=version, wait_s=1.0)
+                if version == 1:
+                    timed("update_in_place", engine.load, stored, probe)
+                else:
+                    timed("sleep", engine.sleep)
+                    timed("wake_with_the_next_version", engine.wake, stored, probe)
             engine.close()
     return found | {"probes": "equal: each update was checked by the trainer's own"}
 

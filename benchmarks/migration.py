@@ -56,7 +56,7 @@ from pipeline.core.sequences import Sequence
 from pipeline.queue.client import QueueClient
 from pipeline.queue.schema import SequenceRow
 from pipeline.run_folder import RunFolder, read_json
-from stages.engines.base import Engine, Output, Request
+from stages.engines.base import Engine, Output, Request, Stored
 from stages.engines.host import EngineHost
 from stages.text import load_tokenizer
 from tests.engines.tiny import load_vllm
@@ -262,8 +262,8 @@ def abort_often(folder: Path, repetitions: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"abort_s": [], "step_s": []}
     with weight_store(POLICY) as store:
         options = EngineOptions(max_num_seqs=NUM_SEQUENCES)
-        with store.read(0, 1) as reader:
-            engine = VllmEngine(str(POLICY), "float32", options, 116, reader, 0)
+        stored = Stored(store=store, version=0, wait_s=1)
+        engine = VllmEngine(str(POLICY), "float32", options, 116, stored, 0)
         host = EngineHost(engine, lambda counts: None)
 
         def ask() -> None:

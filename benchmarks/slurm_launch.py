@@ -68,8 +68,7 @@ load_vllm(pathlib.Path(sys.argv[1]))
 from pipeline.config_engine import EngineOptions
 from stages.engines.vllm import VllmEngine
 rig = Rig.create("configs/quickstart/policy")
-with rig.read() as reader:
-    VllmEngine(rig.folder, "float32", EngineOptions(kv_cache_bytes=64 << 20), 128, reader, 0)
+VllmEngine(rig.folder, "float32", EngineOptions(kv_cache_bytes=64 << 20), 128, rig.stored(), 0)
 print("ready", flush=True)
 rig.store.unlink()
 os._exit(0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,43 @@ def private_bytes(pid: int | str = "self") -> int:
     raise ProcessLookupError(f"process {pid} has no memory any more")
 
 
+def family(pid: int) -> list[int]:
+    """The process, and all that descend from it: the ranks of an engine are children of its worker. Raises OSError if
+    it is dead."""
+    found = [pid]
+    for parent in found:
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            if parent == pid:
+                raise
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def held_bytes(pid: int) -> int:
+    """private_bytes of the process and its family."""
+    held = private_bytes(pid)
+    for child in family(pid)[1:]:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            held += private_bytes(child)
+    return held
+
+
 def device_bytes(pid: int) -> int | None:
-    """What a process holds of this machine's NVIDIA GPUs, its context with it; None where nobody can say."""
+    """What a process and its family hold of this machine's NVIDIA GPUs, contexts with it; None where nobody can say."""
     nvml = _nvml()
     if nvml is None:
         return None
-    held = 0
+    held, pids = 0, family(pid)
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid == pid:
+                if process.pid in pids:
                     if process.usedGpuMemory is None:  # some drivers do not tell
                         return None
                     held += process.usedGpuMemory

@@ -20,7 +20,7 @@ instruction on (SIG_IGN survives fork and exec)."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """What stops a run in order (USR2: Slurm's warning). Nothing of it but its controller reacts."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -34,6 +34,12 @@ def die_with_parent(sig: signal.Signals, expected_parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != expected_parent:
         os._exit(3)
+
+
+def adopt_orphans() -> None:
+    """From now on what descends from this process, and whose parent has ended, is its child, and its own to bury."""
+    if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def dying_with(sig: signal.Signals) -> Callable[[], None]:

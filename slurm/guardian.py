@@ -62,6 +62,13 @@ class TemporaryFolder:
             os.close(self._fd)
 
 
+def remove_memory(prefix: str) -> None:
+    """What lies in shared memory under names that begin so, and no process will miss."""
+    for name in os.listdir(SHM):
+        if name.startswith(prefix):
+            Path(SHM, name).unlink(missing_ok=True)
+
+
 def sweep(root: Path, prefix: str) -> list[str]:
     """Remove this user's temporary folders in `root` of this prefix whose owner is dead. Returns their names."""
     removed = []

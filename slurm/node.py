@@ -32,7 +32,7 @@ from pipeline.wire_launch import EndLaunch, Launch, LaunchAsked, LaunchEnded
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, Woken
 from slurm.allocator import Allocator, SlotsTaken
 from slurm.door import Door
-from slurm.guardian import sweep
+from slurm.guardian import remove_memory, sweep
 from slurm.names import user_prefix
 from slurm.residents import Residents
 from slurm.workers import Workers
@@ -267,6 +267,7 @@ class Node:
     def _on_exit(self, worker: str, reason: str) -> None:
         life = self._allocator.bindings[worker].life
         self._allocator.release(worker)
+        remove_memory(f"{self._gps}-{worker}-")  # what the ranks of its engine shared, if it died while they started
         self._channel.send(wire.WorkerExited(worker=worker, life=life, reason=reason))
         self._report_bindings()
         if worker == wire_gps.MOVER:

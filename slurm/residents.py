@@ -10,9 +10,9 @@ whose context has 77), makes no difference to that. All of that together may com
 `DRIFT_BYTES`, or what leaks a little each time would never be seen. A first sleep that gave nothing up would make the
 floor too high: that one is the engine's own to notice, which knows what it made.
 
-Measured is what the worker's end would free: Private_Dirty of the host, or where the node has GPUs, and not only a
-scheduler that numbers some, what NVML says of the process; where that says nothing, what the worker itself says. That
-is what the controller is told, too.
+Measured is what the worker's end would free, with the ranks of its engine: Private_Dirty of the host, or where the node
+has GPUs, and not only a scheduler that numbers some, what NVML says of the processes; where that says nothing, what the
+worker itself says. That is what the controller is told, too.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import msgspec
 
 from pipeline import wire
 from pipeline.kill_points import kill_point
-from pipeline.memory import device_bytes, private_bytes
+from pipeline.memory import device_bytes, held_bytes
 from pipeline.wire_shift import Prepare, Sleep, Slept, Wake, WakeFailed, Woken
 from slurm.allocator import Allocator, Bound, SlotsTaken
 
@@ -170,6 +170,6 @@ class Residents:
     async def _measure(self, pid: int) -> int | None:
         """None: nobody can say, or it is dead."""
         try:
-            return await asyncio.to_thread(device_bytes if self._has_devices else private_bytes, pid)
+            return await asyncio.to_thread(device_bytes if self._has_devices else held_bytes, pid)
         except OSError:
             return None

@@ -5,11 +5,13 @@
                                              (behind processes.SHIELD: signals are ignored from the start)
 
 The agent sends Preload once, then Fork (with the worker's socket, by SCM_RIGHTS) and Kill; the zygote answers Ready
-or Failed, then Forked and Exited for each worker. End of file is the agent's death: the zygote leaves, and by
-PDEATHSIG its workers.
+or Failed, then Forked and Exited for each worker. A worker is a process group of its own, with the ranks of its engine,
+and has ended when the last of them has: until then they hold its slots. End of file is the agent's death: the zygote
+leaves, and by PDEATHSIG its workers.
 Only a process of one thread forks safely, so nothing here may start another: neither gRPC nor an OpenMP pool.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -25,7 +27,7 @@ from typing import NoReturn
 import msgspec
 
 from pipeline import wire
-from pipeline.processes import die_with_parent
+from pipeline.processes import adopt_orphans, die_with_parent
 
 COMMON = (
     "pipeline.config",
@@ -38,6 +40,8 @@ COMMON = (
 """What every worker needs, whatever its engine: imported before the agent knows the run's own modules."""
 
 MAX_MESSAGE_BYTES = 1 << 16
+_DYING_S = 0.01
+"""How often it looks whether a dead worker's group has ended."""
 
 
 class Preload(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,16 +100,22 @@ class Zygote:
     def __init__(self, control: socket.socket, started: float) -> None:
         self._control = control
         self._started = started
-        self._children: dict[int, str] = {}  # pidfd to worker
+        self._children: dict[int, tuple[str, int]] = {}  # pidfd to worker and process group
+        self._dying: dict[str, tuple[int, int]] = {}  # worker to process group and exit code
 
     def serve(self) -> NoReturn:
         while True:
-            readable, _, _ = select.select([self._control.fileno(), *self._children], [], [])
+            limit_s = _DYING_S if self._dying else None
+            readable, _, _ = select.select([self._control.fileno(), *self._children], [], [], limit_s)
             for fd in readable:
                 if fd == self._control.fileno():
                     self._obey()
                 else:
                     self._bury(fd)
+            for worker, (group, code) in list(self._dying.items()):
+                if _has_ended(group):
+                    del self._dying[worker]
+                    self._say(Exited(worker=worker, code=code))
 
     def _obey(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -119,7 +129,7 @@ class Zygote:
             case Ping():
                 self._say(Alive())
             case Kill(worker=worker):
-                for pidfd, name in self._children.items():
+                for pidfd, (name, _) in self._children.items():
                     if name == worker:
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
@@ -145,12 +155,13 @@ class Zygote:
         if pid == 0:
             self._become_worker(fork, fd, zygote)
         os.close(fd)
-        self._children[os.pidfd_open(pid)] = fork.order.start.worker
+        self._children[os.pidfd_open(pid)] = fork.order.start.worker, pid
         self._say(Forked(worker=fork.order.start.worker, pid=pid))
 
     def _become_worker(self, fork: Fork, fd: int, zygote: int) -> NoReturn:
         try:
             die_with_parent(signal.SIGKILL, zygote)
+            os.setpgid(0, 0)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
@@ -161,11 +172,14 @@ class Zygote:
             os._exit(1)
 
     def _bury(self, pidfd: int) -> None:
+        worker, group = self._children.pop(pidfd)
+        with contextlib.suppress(ProcessLookupError):  # it died before it was one
+            os.killpg(group, signal.SIGKILL)
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         assert info is not None
         os.close(pidfd)
         code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        self._say(Exited(worker=self._children.pop(pidfd), code=code))
+        self._dying[worker] = group, code
 
 
 # --- what a process does to become a worker, fork or not ------------------------------------------------------------
@@ -214,6 +228,16 @@ def work(sock: socket.socket, order: wire.WorkerOrder) -> NoReturn:
         os._exit(code)
 
 
+def _has_ended(group: int) -> bool:
+    """All of a process group, whose first process is buried. The others are this process's children then."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
 def _thread_names() -> list[str]:
     names = []
     for thread in os.listdir("/proc/self/task"):
@@ -225,6 +249,7 @@ def _thread_names() -> list[str]:
 def main(fd: int, parent: int, life: int) -> NoReturn:
     started = time.monotonic()
     die_with_parent(signal.SIGKILL, parent)
+    adopt_orphans()
     os.set_inheritable(life, False)  # forks have it; programs that they start do not
     os.umask(0o077)  # what workers write is nobody else's
     gc.disable()  # imports allocate much and free nothing

@@ -116,7 +116,7 @@ def _sample(
 ) -> list[list[tuple[list[int], str]]]:
     """(tokens, finish) of each sample to each prompt, by the engine that the run had."""
     from pipeline.gps.store import Store, confine
-    from stages.engines.base import Request
+    from stages.engines.base import Request, Stored
     from stages.engines.vllm import VllmEngine
     from stages.serving import seed_of
 
@@ -125,16 +125,15 @@ def _sample(
     length = config.data.max_prompt_length + config.rollout.max_response_length
     store = Store.create(f"{name}-policy", told["folder"], config.model.policy.dtype, 0, 1)
     try:
-        with store.read(0, 60.0) as reader:
-            engine = VllmEngine(
-                told["folder"],
-                config.model.policy.dtype,
-                config.rollout.engine,
-                length,
-                reader,
-                told["seed"],
-                trust_remote_code=config.model.trust_remote_code,
-            )
+        engine = VllmEngine(
+            told["folder"],
+            config.model.policy.dtype,
+            config.rollout.engine,
+            length,
+            Stored(store=store, version=0, wait_s=60.0),
+            told["seed"],
+            trust_remote_code=config.model.trust_remote_code,
+        )
     finally:
         store.unlink()
     made: dict[str, tuple[list[int], str]] = {}

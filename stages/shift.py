@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from pipeline import wire
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.core.events import Role
-from pipeline.gps.store import Store
 from pipeline.kill_points import kill_point
 from pipeline.memory import device_bytes
 from pipeline.stage import Order
 from pipeline.wire_shift import Prepare, Slept, Wake, WakeFailed, Woken
 from stages.engines import counters
+from stages.engines.base import Stored
 from stages.task import Task
 
 if TYPE_CHECKING:
@@ -121,12 +121,9 @@ class Shift:
         if engine is None:
             self._on_main(self._wake_trainer)
             return
-        store, version = self._weights(message.version)
-        wait_s = self._worker.config.limits.publish_s
         engine.wake(
-            lambda: store.read(version, wait_s),
+            self._weights(message.version),
             message.probe,
-            wait_s=wait_s,
             on_end=lambda error: self._end_wake(error, engine.seconds),
         )
 
@@ -157,14 +154,14 @@ class Shift:
         )
         self._say(woken)
 
-    def _weights(self, version: int) -> tuple[Store, int]:
+    def _weights(self, version: int) -> Stored:
         is_judge = self._worker.role is Role.REWARD
-        return (self._worker.genrm, 0) if is_judge else (self._worker.policy, version)
+        store, version = (self._worker.genrm, 0) if is_judge else (self._worker.policy, version)
+        return Stored(store=store, version=version, wait_s=self._worker.config.limits.publish_s)
 
     def _populate(self, version: int) -> None:
-        store, version = self._weights(version)
         try:
-            with store.read(version, self._worker.config.limits.publish_s) as reader:
+            with self._weights(version).read() as reader:
                 reader.populate()
         except WeightsUnavailable as error:
             print(f"version {version} cannot be read ahead: {error}")

@@ -17,7 +17,7 @@ from pipeline.config_reward import GenRM
 from pipeline.core.events import Role
 from pipeline.gps.files import SHM
 from pipeline.gps.segment import EMULATED
-from stages.engines.base import Engine
+from stages.engines.base import Engine, Stored
 
 if TYPE_CHECKING:
     from stages.rl.base import Trainer
@@ -40,29 +40,27 @@ def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> E
     else:
         model, options, store = config.model.policy, config.rollout.engine, worker.policy
         length = config.data.max_prompt_length + config.rollout.max_response_length
-    kind = _engine_kind(options.name, worker.name)
-    with store.read(version, config.limits.publish_s) as reader:
-        return kind(
-            model.path,
-            model.dtype,
-            options,
-            length,
-            reader,
-            config.run.seed,
-            structured=worker.role is Role.REWARD and genrm is not None and genrm.verdict.structured,
-            trust_remote_code=config.model.trust_remote_code,
-            can_sleep=can_sleep,
-        )
+    return _engine_kind(options.name, worker, model)(
+        model.path,
+        model.dtype,
+        options,
+        length,
+        Stored(store=store, version=version, wait_s=config.limits.publish_s),
+        config.run.seed,
+        structured=worker.role is Role.REWARD and genrm is not None and genrm.verdict.structured,
+        trust_remote_code=config.model.trust_remote_code,
+        can_sleep=can_sleep,
+    )
 
 
-def _engine_kind(name: str, worker_name: str) -> Callable[..., Engine]:
+def _engine_kind(name: str, worker: "Worker", model: Model) -> Callable[..., Engine]:
     if name == "emulated":
         from stages.engines.emulated import EmulatedEngine
 
-        return partial(EmulatedEngine, name=worker_name)
+        return partial(EmulatedEngine, name=worker.name)
     from stages.engines.vllm import VllmEngine
 
-    return VllmEngine
+    return partial(VllmEngine, ranks=model.tensor_parallel, name=f"{worker.gps}-{worker.name}")
 
 
 def make_trainer(worker: "Worker", *, can_sleep: bool = False) -> "Trainer":

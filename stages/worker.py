@@ -34,7 +34,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.stage import Order
 from pipeline.wire_counts import Counts
 from pipeline.wire_shift import Prepare, Sleep, Wake
-from stages.engines.base import EngineReport
+from stages.engines.base import EngineReport, Stored
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
 from stages.group import with_the_others
@@ -221,7 +221,6 @@ class Service:
     def _load(self, message: wire.LoadVersion) -> None:
         """A failed update is an event: the controller decides what becomes of the worker."""
         worker, version, started = self._worker, message.version, time.monotonic()
-        wait_s = worker.config.limits.publish_s
 
         def end(error: Exception | None) -> None:
             if error is None:
@@ -235,10 +234,9 @@ class Service:
 
         assert worker.engine is not None
         worker.engine.load(
-            lambda: worker.policy.read(version, wait_s),
+            Stored(store=worker.policy, version=version, wait_s=worker.config.limits.publish_s),
             message.probe,
             keep_kv=message.keep_kv,
-            wait_s=wait_s,
             on_end=end,
         )
 

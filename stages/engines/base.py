@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeline.gps.store import Reader
+from pipeline.gps.store import Reader, Store
 from pipeline.wire_shift import Probe
 
 
@@ -92,6 +92,19 @@ class EngineReport:
     started_prefill_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A version of the weights in its node's store, for who reads it: an engine, or each of its ranks for itself."""
+
+    store: Store
+    version: int
+    wait_s: float  # how long for a slot that is being written
+
+    def read(self) -> Reader:
+        """Raises what Store.read does."""
+        return self.store.read(self.version, self.wait_s)
+
+
 class Engine(Protocol):
     version: int
     """The version of the weights that it answers with; each segment carries it."""
@@ -114,8 +127,8 @@ class Engine(Protocol):
         """Stop these requests (None: all), wherever they are. One final output (finish "abort") for each,
         with any tokens not yet returned by `step`; unknown ids are ignored."""
 
-    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
-        """Take the version that `reader` holds, in place, and drop every cache that depends on old weights.
+    def load(self, stored: Stored, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+        """Take this version, in place, and drop every cache that depends on old weights.
 
         Names, shapes and dtypes must match those of the current model exactly, else UpdateRefused is raised and
         the old weights stay. No request may be unfinished; with `keep_kv` they may, and go on with the caches that
@@ -129,9 +142,9 @@ class Engine(Protocol):
         stays. No request may be unfinished. Raises RuntimeError where memory stays taken, or where the engine was not
         started with `can_sleep`. While it sleeps, so do `add`, `step`, `load` and `sleep`."""
 
-    def wake(self, reader: Reader, probe: Probe | None = None) -> dict[str, float]:
-        """Take the memory again, with the version that `reader` holds and empty caches; afterwards it is as an engine
-        that was started with this version. Raises what `load` does: UpdateRefused leaves it asleep, after any other
+    def wake(self, stored: Stored, probe: Probe | None = None) -> dict[str, float]:
+        """Take the memory again, with this version and empty caches; afterwards it is as an engine that was started
+        with it. Raises what `load` does: UpdateRefused leaves it asleep, after any other
         error nobody knows what it holds. Returns its seconds: of the weights (`read`) and of the rest (`cache`)."""
 
     def counts(self) -> EngineCounts: ...

@@ -1,7 +1,7 @@
 """What makes a shift slow and must not happen in one, counted: captured graphs, new communicators, pinned memory.
 
 All three are told by who does them, vLLM and torch, for the whole process; where these are not loaded there is nothing
-to count.
+to count. Of an engine's ranks that are other processes this one counts what it has heard.
 """
 
 import sys
@@ -32,10 +32,17 @@ class Costly:
 
 
 _in_shifts = Costly()
+_of_ranks = Costly()
+
+
+def hear(more: Costly) -> None:
+    """What an engine's ranks did since they were last heard."""
+    global _of_ranks
+    _of_ranks += more
 
 
 def so_far() -> Costly:
-    """Of this process since it began."""
+    """Of this process since it began, and of its ranks."""
     captures = communicators = pinnings = 0
     if compilation := sys.modules.get("vllm.compilation.counter"):
         captures = compilation.compilation_counter.num_cudagraph_captured
@@ -43,7 +50,7 @@ def so_far() -> Costly:
         communicators = distributed._world.group_count
     if cuda := sys.modules.get("torch.cuda"):
         pinnings = cuda.host_memory_stats().get("num_host_alloc", 0)  # nothing until CUDA is used
-    return Costly(graph_captures=captures, communicators=communicators, pinnings=pinnings)
+    return _of_ranks + Costly(graph_captures=captures, communicators=communicators, pinnings=pinnings)
 
 
 def in_shifts() -> Costly:

@@ -22,7 +22,7 @@ from pipeline.kill_points import kill_point
 from pipeline.wire_shift import Probe
 from stages.ballast import Ballast
 from stages.engines import stream
-from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.base import EngineCounts, Output, Request, Stored, Work
 from stages.engines.check import check_request, must_be_able_to_sleep, must_be_asleep, must_be_awake
 from stages.engines.faults import Fault, Faults
 from stages.weights.compare import differing
@@ -64,7 +64,7 @@ class EmulatedEngine:
         dtype: str,
         options: EngineOptions,
         max_model_len: int,
-        reader: Reader,
+        stored: Stored,
         seed: int,
         *,
         structured: bool = True,
@@ -87,9 +87,9 @@ class EmulatedEngine:
         self._max_num_seqs = options.max_num_seqs
         self._max_model_len = max_model_len
         self._seed = seed
-        self._entries = dict(reader.entries)
-        self._content = stream.content_of(reader)
-        self.version = reader.version
+        self._entries = dict(stored.store.entries)
+        with stored.read() as reader:
+            self._take(reader, None)
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._num_requests = self._num_steps = self._num_tokens = 0
@@ -144,14 +144,15 @@ class EmulatedEngine:
         self._waiting = deque(s for s in self._waiting if s.request.id not in gone)
         return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
-    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+    def load(self, stored: Stored, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
         must_be_awake(self)
         if self.has_unfinished() and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running) + len(self._waiting)} requests")
-        self._must_fit(reader)
-        time.sleep(self._options.update_s)
-        self._ended = 0.0
-        self._take(reader, probe)
+        self._must_fit(stored)
+        with stored.read() as reader:
+            time.sleep(self._options.update_s)
+            self._ended = 0.0
+            self._take(reader, probe)
 
     def sleep(self) -> None:
         must_be_able_to_sleep(self, self._can_sleep)
@@ -163,21 +164,22 @@ class EmulatedEngine:
             self._free()
         self.is_asleep = True
 
-    def wake(self, reader: Reader, probe: Probe | None = None) -> dict[str, float]:
+    def wake(self, stored: Stored, probe: Probe | None = None) -> dict[str, float]:
         must_be_asleep(self)
         started = time.monotonic()
-        self._must_fit(reader)
+        self._must_fit(stored)
         self._num_wakes += 1
         self._faults.in_shift("wake", self._num_wakes)
         if self._faults.refuses_to_wake(self._num_wakes):
-            raise RuntimeError(f"version {reader.version} does not wake it, as options.faults say")
+            raise RuntimeError(f"version {stored.version} does not wake it, as options.faults say")
         kill_point("up.weights")
-        time.sleep(self._options.wake_s)
-        read = time.monotonic()
-        kill_point("up.cache")
-        self._memory = self._memory or Ballast(self._options.holds_bytes)
-        self.is_asleep = False
-        self._take(reader, probe)
+        with stored.read() as reader:
+            time.sleep(self._options.wake_s)
+            read = time.monotonic()
+            kill_point("up.cache")
+            self._memory = self._memory or Ballast(self._options.holds_bytes)
+            self.is_asleep = False
+            self._take(reader, probe)
         return {"read": read - started, "cache": time.monotonic() - read}
 
     def counts(self) -> EngineCounts:
@@ -196,11 +198,11 @@ class EmulatedEngine:
             self._memory.close()
             self._memory = None
 
-    def _must_fit(self, reader: Reader) -> None:
-        if self._faults.refuses(reader.version):
-            raise UpdateRefused(f"version {reader.version} is refused, as options.faults say")
-        if differences := differing(reader.entries, self._entries):
-            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+    def _must_fit(self, stored: Stored) -> None:
+        if self._faults.refuses(stored.version):
+            raise UpdateRefused(f"version {stored.version} is refused, as options.faults say")
+        if differences := differing(stored.store.entries, self._entries):
+            raise UpdateRefused(f"version {stored.version} does not fit the engine: {differences}")
 
     def _take(self, reader: Reader, probe: Probe | None) -> None:
         self._content = stream.content_of(reader)

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
-from stages.engines.base import Engine, EngineReport, Output, Request
+from stages.engines.base import Engine, EngineReport, Output, Request, Stored
 from stages.engines.speed import Speed
 from stages.engines.watchdog import Watchdog
 
@@ -55,22 +54,21 @@ class EngineHost:
 
     def load(
         self,
-        read: Callable[[], Reader],
+        stored: Stored,
         probe: Probe | None,
         *,
         keep_kv: bool,
-        wait_s: float,
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Take the version that `read` opens (which may wait for `wait_s`), at the next token boundary. What runs is
-        aborted before, unless `keep_kv`. `on_end` hears of the end, or of the failure, on the engine's thread.
+        """Take this version at the next token boundary. What runs is aborted before, unless `keep_kv`. `on_end` hears
+        of the end, or of the failure, on the engine's thread.
 
         After a failure nobody knows what the weights are: until a load succeeds, all requests end with "abort".
         """
 
         def run() -> None:
-            with self._watchdog.allowing(wait_s, "limits.publish_s"):
-                on_end(self._load(read, probe, keep_kv))
+            with self._watchdog.allowing(stored.wait_s, "limits.publish_s"):
+                on_end(self._load(stored, probe, keep_kv))
 
         self._inbox.put(run)
 
@@ -79,20 +77,13 @@ class EngineHost:
         sleeps, all requests end with "abort". `on_end` hears of the end, or of the failure, on the engine's thread."""
         self._inbox.put(lambda: on_end(self._sleep()))
 
-    def wake(
-        self,
-        read: Callable[[], Reader],
-        probe: Probe | None,
-        *,
-        wait_s: float,
-        on_end: Callable[[Exception | None], None],
-    ) -> None:
-        """Take the memory again, with the version that `read` opens (which may wait for `wait_s`). `on_end` as in
-        `sleep`. After a failure, too, all requests end with "abort"."""
+    def wake(self, stored: Stored, probe: Probe | None, *, on_end: Callable[[Exception | None], None]) -> None:
+        """Take the memory again, with this version. `on_end` as in `sleep`. After a failure, too, all requests end with
+        "abort"."""
 
         def run() -> None:
-            with self._watchdog.allowing(wait_s, "limits.publish_s"):
-                on_end(self._wake(read, probe))
+            with self._watchdog.allowing(stored.wait_s, "limits.publish_s"):
+                on_end(self._wake(stored, probe))
 
         self._inbox.put(run)
 
@@ -162,12 +153,11 @@ class EngineHost:
             self._counted, self._counted_at = counts, now
             self._on_counts(self._speed.take(counts))
 
-    def _load(self, read: Callable[[], Reader], probe: Probe | None, keep_kv: bool) -> Exception | None:
+    def _load(self, stored: Stored, probe: Probe | None, keep_kv: bool) -> Exception | None:
         if not keep_kv:
             self._route(self._engine.abort())
         try:
-            with read() as reader:
-                self._engine.load(reader, probe, keep_kv=keep_kv)
+            self._engine.load(stored, probe, keep_kv=keep_kv)
         except Exception as error:
             self._is_unfit = True
             self._route(self._engine.abort())
@@ -187,17 +177,13 @@ class EngineHost:
         self.seconds = {"release": time.monotonic() - started}
         return None
 
-    def _wake(self, read: Callable[[], Reader], probe: Probe | None) -> Exception | None:
-        started = time.monotonic()
+    def _wake(self, stored: Stored, probe: Probe | None) -> Exception | None:
         try:
-            with read() as reader:
-                opened = time.monotonic()
-                seconds = self._engine.wake(reader, probe)
+            self.seconds = self._engine.wake(stored, probe)
         except Exception as error:
             self._is_unfit = True
             return error
         self._is_unfit = False
-        self.seconds = seconds | {"read": opened - started + seconds["read"]}
         return None
 
     def _add(self, requests: list[Request], outbox: "queue.SimpleQueue[Output]") -> None:

@@ -1,12 +1,14 @@
-"""vLLM behind the engine port: in this process, one thread, weights from the GPS alone.
+"""vLLM behind the engine port: one thread of this process, weights from the GPS alone.
 
 Tokens go in and out as ids. After each `step` vLLM is at a token boundary (nothing is in flight), and all tokens
 that it made have been returned: an abort loses nothing.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
@@ -18,25 +20,24 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipeline.config_engine import EngineOptions
 from pipeline.core.errors import UpdateRefused
-from pipeline.gps.store import Reader
 from pipeline.wire_shift import Probe
 from stages.engines import counters
-from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.base import EngineCounts, Output, Request, Stored, Work
 from stages.engines.check import check_request, must_be_able_to_sleep, must_be_asleep, must_be_awake
+from stages.engines.counters import Costly
 from stages.engines.vllm_extension import (
     LOAD_FORMAT,
-    Weights,
     alone,
     has_cache,
     prepare_cpu,
+    reads_directly,
     reload_weights,
     remove_rendezvous_file,
     scheduler_of,
-    settle,
 )
 from stages.engines.vllm_memory import CpuMemory, CudaMemory, Memory
+from stages.engines.vllm_ranks import Ranks, costly_so_far, on_each, sharing
 from stages.engines.vllm_scheduler import TellingScheduler
-from stages.weights.boxes import all_of
 from stages.weights.compare import differing
 from stages.weights.tensors import table_of
 
@@ -45,12 +46,15 @@ _PROBE_TOP = 5
 
 
 class VllmEngine:
-    """One in-process engine (tensor parallel size 1).
+    """One engine: in this process, or with `ranks` > 1, tensor parallel, in as many that this one forks.
 
     `model_path`: the folder of config.json and, if `structured`, the tokenizer; its weight files are not read.
     `structured`: whether requests may have `choices` or `regex`. `seed`: of requests without one of their own.
     `can_sleep`: on CUDA, its memory comes from another allocator then. `reads_directly`: whether updates go from the
-    store straight into parameters.
+    store straight into parameters. `name`: no other engine of this machine has it (see vllm_ranks.sharing). Weights and
+    caches are cut up between ranks, which each have a slot's device: `options.kv_cache_bytes` are those of all.
+
+    With several ranks no Reader may be open in this process when it is made: a lock would be theirs, too.
     """
 
     def __init__(
@@ -59,29 +63,32 @@ class VllmEngine:
         dtype: str,
         options: EngineOptions,
         max_model_len: int,
-        reader: Reader,
+        stored: Stored,
         seed: int,
         *,
         structured: bool = False,
         trust_remote_code: bool = False,
         can_sleep: bool = False,
+        ranks: int = 1,
+        name: str = "",
     ) -> None:
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             prepare_cpu()
-        weights = self.weights_of(reader)
         arguments = {
             "model": model_path,
             "dtype": dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": options.max_num_seqs,
-            "kv_cache_memory_bytes": options.kv_cache_bytes,
+            "kv_cache_memory_bytes": options.kv_cache_bytes // ranks,
+            "tensor_parallel_size": ranks,
+            "distributed_executor_backend": Ranks if ranks > 1 else None,
             "enable_prefix_caching": options.enable_prefix_caching,
             "seed": seed,
             "skip_tokenizer_init": not structured,
             "trust_remote_code": trust_remote_code,
             "load_format": LOAD_FORMAT,
-            "model_loader_extra_config": {"weights": weights},
+            "model_loader_extra_config": {"stored": stored},
             "generation_config": "vllm",  # sampling comes from the request alone, never from the model's folder
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
             "async_scheduling": False,  # else a step's tokens are still in flight when it returns
@@ -96,11 +103,13 @@ class VllmEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about itself
             config = EngineArgs(**arguments).create_engine_config()
-            self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            with sharing(f"{name or f'pivot-{os.getuid()}-{os.getpid()}'}-ranks-") if ranks > 1 else nullcontext():
+                self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         remove_rendezvous_file()
-        self.reads_directly = all(self._llm.collective_rpc(settle, args=(weights,)))
-        config.load_config.model_loader_extra_config = {}  # the views end with the reader
-        self._table = table_of(reader)
+        self.reads_directly = all(on_each(self._llm, reads_directly))
+        self._costly: Costly | None = Costly() if ranks > 1 else None  # of its ranks, so far
+        self._hear_ranks()
+        self._table = table_of(stored.store)
         self._max_model_len = max_model_len
         self._vocab_size = config.model_config.get_vocab_size()
         self._structured = structured
@@ -114,7 +123,7 @@ class VllmEngine:
         self.is_asleep = False
         cache = self._llm.vllm_config.cache_config
         self.kv_tokens = (cache.num_gpu_blocks - 1) * cache.block_size  # vLLM keeps one block for nothing
-        self.version = reader.version
+        self.version = stored.version
         if can_sleep:
             self._warm_up()
 
@@ -168,17 +177,17 @@ class VllmEngine:
         self._forget(aborted)
         return [Output(id=id, version=self.version, finish="abort") for id in aborted]
 
-    def load(self, reader: Reader, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+    def load(self, stored: Stored, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
         must_be_awake(self)
         if self._unfinished and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._unfinished)} unfinished requests")
         if self._unfinished and self._caches_prefixes:
             raise RuntimeError("caches cannot be kept beside a prefix cache: it would hand them to new requests")
-        self._must_fit(reader)
-        self._llm.collective_rpc(reload_weights, args=(self.weights_of(reader),))
+        self._must_fit(stored)
+        on_each(self._llm, reload_weights, stored)
         if not self._unfinished:
             self.drop_caches()
-        before, self.version = self.version, reader.version
+        before, self.version = self.version, stored.version
         if probe is not None:
             self._check(probe)
         for id, name in self._unfinished.items():
@@ -192,24 +201,22 @@ class VllmEngine:
         self.drop_caches()
         with counters.shift():
             self._memory.release()
+            self._hear_ranks()
         self.is_asleep = True
 
-    def wake(self, reader: Reader, probe: Probe | None = None) -> dict[str, float]:
+    def wake(self, stored: Stored, probe: Probe | None = None) -> dict[str, float]:
         must_be_asleep(self)
         started = time.monotonic()
-        self._must_fit(reader)
+        self._must_fit(stored)
         with counters.shift():
-            self._memory.take_weights(self.weights_of(reader))
+            self._memory.take_weights(stored)
             read = time.monotonic()
             self._memory.take_caches()
-        self.is_asleep, self.version = False, reader.version
+            self._hear_ranks()
+        self.is_asleep, self.version = False, stored.version
         if probe is not None:
             self._check(probe)
         return {"read": read - started, "cache": time.monotonic() - read}
-
-    def weights_of(self, reader: Reader) -> Weights:
-        """The tensors that go into the model: a seam, by which tests leave one out."""
-        return all_of(reader)
 
     def drop_caches(self) -> None:
         """Forget everything computed with old weights: a seam, by which tests show that it is needed."""
@@ -236,9 +243,14 @@ class VllmEngine:
         self.drop_caches()
         self._num_tokens, self._work = 0, Work()
 
-    def _must_fit(self, reader: Reader) -> None:
-        if differences := differing(table_of(reader), self._table):
-            raise UpdateRefused(f"version {reader.version} does not fit the engine: {differences}")
+    def _hear_ranks(self) -> None:
+        if self._costly is not None:
+            before, self._costly = self._costly, sum(on_each(self._llm, costly_so_far), Costly())
+            counters.hear(self._costly - before)
+
+    def _must_fit(self, stored: Stored) -> None:
+        if differences := differing(table_of(stored.store), self._table):
+            raise UpdateRefused(f"version {stored.version} does not fit the engine: {differences}")
 
     def _check(self, probe: Probe) -> None:
         """The trainer's greedy token must be, within the tolerance, a most likely one with the trainer's logprob."""

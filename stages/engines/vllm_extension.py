@@ -7,17 +7,19 @@ What the CPU platform does silently wrong without the care taken here, each prov
   * A tied head shares the embedding's parameter but has a packed copy of its own: it keeps the old weights.
 """
 
+import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from vllm.config import ModelConfig, set_current_vllm_config
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader import register_model_loader
@@ -28,14 +30,12 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from pipeline.gps.layout import Part
 from pipeline.gps.store import Store
+from stages.engines.base import Stored
 from stages.engines.vllm_layout import NotProven, learn, read_parts, remade
 from stages.engines.vllm_scheduler import TellingScheduler
 from stages.weights.boxes import all_of
 
 LOAD_FORMAT = "gps"
-
-_READ_S = 60.0
-"""How long a rank waits for a slot that is being written."""
 
 Weights = Mapping[str, torch.Tensor]
 """All tensors of a version; those of other nodes are brought when they are asked for."""
@@ -52,42 +52,51 @@ class _Known:
 _known: "WeakKeyDictionary[torch.nn.Module, _Known]" = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Weights that each rank of an engine of several processes reads for itself."""
+_attached: dict[str, Store] = {}
+"""By a rank that is a process of its own."""
 
-    store: Store
-    version: int
+
+@contextmanager
+def opened(stored: Stored) -> Iterator[Weights]:
+    """The one way by which a rank comes to a version, whether it is alone in the worker's process or has its own: all
+    tensors, by their canonical names, to be read from for as long as it is open. Raises what Store.read does."""
+    if multiprocessing.parent_process() is not None:
+        name = stored.store.name
+        if name not in _attached:
+            _attached[name] = pickle.loads(pickle.dumps(stored.store))  # also of one that a fork has from the worker
+        stored = replace(stored, store=_attached[name])
+    with stored.read() as reader:
+        yield all_of(reader)
 
 
 @register_model_loader(LOAD_FORMAT)
 class GpsLoader(BaseModelLoader):
-    """Gives a starting engine `model_loader_extra_config["weights"]` instead of the model's files: tensors, or what is
-    Stored."""
+    """Gives a rank that starts what is Stored, `model_loader_extra_config["stored"]`, instead of the model's files."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
-        self._extra = load_config.model_loader_extra_config
+        self._stored: Stored = load_config.model_loader_extra_config["stored"]
+        self._weights: Weights = {}
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Nothing to do: the weights are in memory."""
 
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> torch.nn.Module:
+        with opened(self._stored) as self._weights:
+            model = super().load_model(vllm_config, model_config, prefix)
+            if known := _known.get(model):
+                known.remade = remade(model, known.parts, self._weights)
+            self._weights = {}
+        return model
+
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Raises ValueError if the tensors are not all that the model wants, or more."""
-        weights = self._extra["weights"]
-        if isinstance(weights, Stored):
-            with weights.store.read(weights.version, _READ_S) as reader:
-                self._load(model, model_config, all_of(reader))
-        else:
-            self._load(model, model_config, weights)
-
-    def _load(self, model: torch.nn.Module, model_config: ModelConfig, weights: Weights) -> None:
-        loaded = model.load_weights(iter(weights.items()))
+        loaded = model.load_weights(iter(self._weights.items()))
         lost = sorted({name for name, _ in model.named_parameters()} - loaded)
         if lost:
             raise ValueError(f"{model_config.model}: the weight store has nothing for {lost[:4]} ({len(lost)} in all)")
         try:
-            _known[model] = _Known(learn(model, weights))
+            _known[model] = _Known(learn(model, self._weights))
         except NotProven as error:
             print(f"updates of {model_config.model} go through vLLM's loader: {error}", flush=True)
 
@@ -101,16 +110,24 @@ def prepare_cpu() -> None:
         torch.cpu._init_amx()
 
 
-def settle(worker: WorkerBase, weights: Weights) -> bool:
-    """Once, in an engine that has just started with `weights`. Whether updates will go straight into its parameters."""
-    model = worker.model_runner.get_model()
-    if known := _known.get(model):
-        known.remade = remade(model, known.parts, weights)
-    return known is not None
+def reads_directly(worker: WorkerBase) -> bool:
+    """Whether updates go straight into this rank's parameters."""
+    return worker.model_runner.get_model() in _known
 
 
-def reload_weights(worker: WorkerBase, weights: Weights) -> None:
-    """Replace all weights of a live engine in place; addresses that others hold stay valid.
+def forget_pages(worker: WorkerBase) -> None:
+    """As Store.forget_pages, of what this rank has attached for itself."""
+    for store in _attached.values():
+        store.forget_pages()
+
+
+def reload_weights(worker: WorkerBase, stored: Stored) -> None:
+    with opened(stored) as weights:
+        take(worker, weights)
+
+
+def take(worker: WorkerBase, weights: Weights) -> None:
+    """Replace all weights of a live rank in place; addresses that others hold stay valid.
 
     The caller has checked that names, shapes and dtypes are those of the model: a layer for which something is
     missing would keep its old weights or get uninitialised ones, without an error.

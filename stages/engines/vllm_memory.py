@@ -8,25 +8,30 @@ reload. Buffers, such as rotary tables, are no part of any checkpoint: they stay
 import ctypes
 import mmap
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.worker_base import WorkerBase
 
 from pipeline.kill_points import kill_point
-from stages.engines.vllm_extension import Weights, reload_weights
+from stages.engines.base import Stored
+from stages.engines.vllm_extension import forget_pages, opened, reload_weights, take
+from stages.engines.vllm_ranks import on_each
 
 _LIBC = ctypes.CDLL(None)
 _PACKED = "cpu_linear"  # where vLLM keeps the packed copy of a layer's weights, on a CPU
 
 
 class Memory(Protocol):
-    """The order is `release`, `take_weights`, `take_caches`. After an error nobody knows what is there."""
+    """Of all ranks of an engine. The order is `release`, `take_weights`, `take_caches`. After an error nobody knows
+    what is there."""
 
     def release(self) -> None: ...
 
-    def take_weights(self, weights: Weights) -> None: ...
+    def take_weights(self, stored: Stored) -> None: ...
 
     def take_caches(self) -> None:
         """Zeroed, as those of an engine that was just started; on a CPU, that is also what makes their memory real."""
@@ -41,47 +46,69 @@ class CudaMemory:
     def release(self) -> None:
         kill_point("down.release")
         self._llm.sleep(level=2)  # both are dropped; buffers are kept in the host's memory
+        on_each(self._llm, forget_pages)
 
-    def take_weights(self, weights: Weights) -> None:
+    def take_weights(self, stored: Stored) -> None:
         self._llm.wake_up(tags=["weights"])
         kill_point("up.weights")
-        self._llm.collective_rpc(reload_weights, args=(weights,))
+        on_each(self._llm, reload_weights, stored)
 
     def take_caches(self) -> None:
         kill_point("up.cache")
         self._llm.wake_up(tags=["kv_cache"])
-        self._llm.collective_rpc(_zero_caches)
+        on_each(self._llm, _zero_caches)
 
 
 class CpuMemory:
     def __init__(self, llm: LLMEngine) -> None:
         self._llm = llm
-        self._weights: list[tuple[torch.UntypedStorage, int]] = []
-        self._caches: list[tuple[torch.UntypedStorage, int]] = []
 
     def release(self) -> None:
-        """What is freed here goes back to the system at once; nothing of it waits for a garbage collection."""
-        self._llm.collective_rpc(self._release)
-        _LIBC.malloc_trim(0)
+        on_each(self._llm, _release)
 
-    def take_weights(self, weights: Weights) -> None:
-        _restore(self._weights)
-        kill_point("up.weights")
-        self._llm.collective_rpc(reload_weights, args=(weights,))
+    def take_weights(self, stored: Stored) -> None:
+        on_each(self._llm, _take_weights, stored)
 
     def take_caches(self) -> None:
-        kill_point("up.cache")
-        _restore(self._caches)
-        self._llm.collective_rpc(_zero_caches)
+        on_each(self._llm, _take_caches)
 
-    def _release(self, worker: WorkerBase) -> None:
-        model = worker.model_runner.get_model()
-        for module in model.modules():
-            if hasattr(module, _PACKED):
-                setattr(module, _PACKED, None)
-        self._weights = _emptied(parameter.data for parameter in model.parameters())
-        kill_point("down.release")
-        self._caches = _emptied(_caches(worker))
+
+@dataclass(slots=True)
+class _GivenUp:
+    """What a rank gave up, and is to get back: storages without their memory, and how much it was."""
+
+    weights: list[tuple[torch.UntypedStorage, int]] = field(default_factory=list)
+    caches: list[tuple[torch.UntypedStorage, int]] = field(default_factory=list)
+
+
+_given_up: "WeakKeyDictionary[torch.nn.Module, _GivenUp]" = WeakKeyDictionary()
+
+
+def _release(worker: WorkerBase) -> None:
+    """What is freed here goes back to the system at once; nothing of it waits for a garbage collection."""
+    model = worker.model_runner.get_model()
+    for module in model.modules():
+        if hasattr(module, _PACKED):
+            setattr(module, _PACKED, None)
+    held = _given_up.setdefault(model, _GivenUp())
+    held.weights = _emptied(parameter.data for parameter in model.parameters())
+    kill_point("down.release")
+    held.caches = _emptied(_caches(worker))
+    _LIBC.malloc_trim(0)
+    forget_pages(worker)
+
+
+def _take_weights(worker: WorkerBase, stored: Stored) -> None:
+    with opened(stored) as weights:
+        _restore(_given_up[worker.model_runner.get_model()].weights)
+        kill_point("up.weights")
+        take(worker, weights)
+
+
+def _take_caches(worker: WorkerBase) -> None:
+    kill_point("up.cache")
+    _restore(_given_up[worker.model_runner.get_model()].caches)
+    _zero_caches(worker)
 
 
 def _caches(worker: WorkerBase) -> Iterable[torch.Tensor]:

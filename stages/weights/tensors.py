@@ -11,7 +11,7 @@ import torch
 
 from pipeline.core.errors import UpdateRefused
 from pipeline.gps.segment import Entry
-from pipeline.gps.store import Joined, Reader, Writer
+from pipeline.gps.store import Joined, Reader, Store, Writer
 from stages.weights.compare import differing
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -22,9 +22,9 @@ def dtype_of(entry: Entry) -> torch.dtype:
     return _DTYPES[entry.dtype]
 
 
-def table_of(held: Reader) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of every tensor of the version."""
-    return {name: (entry.shape, dtype_of(entry)) for name, entry in held.entries.items()}
+def table_of(store: Store) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every tensor of its versions."""
+    return {name: (entry.shape, dtype_of(entry)) for name, entry in store.entries.items()}
 
 
 def views(held: Reader | Writer | Joined) -> dict[str, torch.Tensor]:

@@ -39,6 +39,7 @@ ENVIRONMENT = {
     "pipeline/cli/doctor.py",  # what a run would find there
     "pipeline/kill_points.py",  # where a test kills
     "pipeline/tracking.py",  # MLflow's own limits
+    "stages/engines/vllm_ranks.py",  # how vLLM starts processes
     "slurm/again.py",  # how often the job was started again
     "slurm/agent.py",
     "slurm/allocation.py",  # what a submission must not inherit

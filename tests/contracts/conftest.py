@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,8 +9,14 @@ from stages.engines.base import Engine
 from tests.contracts.engine_case import KV_BYTES, Case
 from tests.engines.tiny import Rig, load_vllm, make_model
 
+KINDS = [
+    "emulated",
+    pytest.param("vllm", marks=pytest.mark.vllm),
+    pytest.param("vllm of two ranks", marks=[pytest.mark.vllm, pytest.mark.slow]),
+]
 
-@pytest.fixture(scope="module", params=["emulated", pytest.param("vllm", marks=pytest.mark.vllm)])
+
+@pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp("models")
     if request.param == "emulated":
@@ -24,7 +31,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
         make_model("dense", folder / "dense")
         rig = Rig.create(folder / "dense")
-        kind, options = VllmEngine, {}
+        kind, options = partial(VllmEngine, ranks=2) if "ranks" in request.param else VllmEngine, {}
         unfit = safetensors.numpy.load_file(folder / "dense/model.safetensors")
         del unfit["lm_head.weight"]
         unfit["model.norm.weight"] = np.zeros(32, np.float32)

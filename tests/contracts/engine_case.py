@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -39,17 +39,20 @@ class Case:
     def is_emulated(self) -> bool:
         return self.rig.folder == "emulated"
 
+    @property
+    def has_ranks(self) -> bool:
+        """Which are processes of their own."""
+        return isinstance(self.kind, partial)
+
     def update(self) -> int:
         """Other weights, loaded."""
         version = self.new_version()
-        with self.rig.read() as reader:
-            self.engine.load(reader)
+        self.engine.load(self.rig.stored())
         return version
 
     def wake(self) -> dict[str, float]:
         """With the visible version."""
-        with self.rig.read() as reader:
-            return self.engine.wake(reader)
+        return self.engine.wake(self.rig.stored())
 
     def new_version(self) -> int:
         number = self.rig.store.current() + 1

@@ -180,12 +180,11 @@ def test_weights_do_not_change_under_a_request(case: Case, engine: Engine) -> No
     engine.step()
     version = engine.version
     case.new_version()
-    with case.rig.read() as reader, pytest.raises(RuntimeError, match="weights cannot change"):
-        engine.load(reader)
+    with pytest.raises(RuntimeError, match="weights cannot change"):
+        engine.load(case.rig.stored())
     assert engine.version == version
     engine.abort()
-    with case.rig.read() as reader:
-        engine.load(reader)
+    engine.load(case.rig.stored())
     assert engine.version == case.rig.store.current()
 
 
@@ -200,8 +199,7 @@ def test_weights_change_under_requests_that_keep_their_caches(case: Case, engine
         for output in engine.step():
             said[output.id].append(output)
     after = case.new_version()
-    with case.rig.read() as reader:
-        engine.load(reader, case.probe() if has_probe else None, keep_kv=True)
+    engine.load(case.rig.stored(), case.probe() if has_probe else None, keep_kv=True)
     engine.add(a_request(f"r{MAX_NUM_SEQS + 2}", max_tokens=20))
     while engine.has_unfinished():
         for output in engine.step():
@@ -222,8 +220,8 @@ def test_weights_change_under_requests_that_keep_their_caches(case: Case, engine
 
 def test_an_update_that_does_not_fit_is_refused_and_the_old_version_serves_on(case: Case, engine: Engine) -> None:
     before, version = run(engine, [a_request()])["a"], engine.version
-    with case.unfit.read() as reader, pytest.raises(UpdateRefused, match="does not fit the engine") as refused:
-        engine.load(reader)
+    with pytest.raises(UpdateRefused, match="does not fit the engine") as refused:
+        engine.load(case.unfit.stored())
     assert "weight" in str(refused.value)
     if not case.is_emulated:
         assert all(
@@ -237,12 +235,11 @@ def test_an_update_that_does_not_fit_is_refused_and_the_old_version_serves_on(ca
 def test_the_probe_tells_the_trainers_weights_from_others(case: Case, engine: Engine) -> None:
     case.new_version()
     probe = case.probe()
-    with case.rig.read() as reader:
-        engine.load(reader, probe)
+    engine.load(case.rig.stored(), probe)
     assert not engine.has_unfinished()
     case.new_version()
-    with case.rig.read() as reader, pytest.raises(RuntimeError, match="is not the trainer's"):
-        engine.load(reader, probe)
+    with pytest.raises(RuntimeError, match="is not the trainer's"):
+        engine.load(case.rig.stored(), probe)
 
 
 def test_tokens_are_counted(engine: Engine) -> None:

@@ -1,17 +1,20 @@
 """What every engine promises of its sleep: memory goes and comes, and nothing else changes."""
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from pipeline.core.errors import UpdateRefused
+from pipeline.memory import held_bytes
 from stages.engines import counters
 from stages.engines.base import Engine
 from stages.engines.counters import Costly
 from tests.contracts.engine_case import KV_BYTES, MAX_NUM_SEQS, Case, a_request
-from tests.engines.tiny import collect, drain, private_bytes, run
+from tests.engines.tiny import collect, drain, run
 
 SLACK_BYTES = 4 << 20
 
@@ -57,10 +60,10 @@ def test_with_another_version_it_is_as_an_engine_that_began_with_it(case: Case, 
 
 def test_asleep_it_does_nothing(case: Case, engine: Engine) -> None:
     engine.sleep()
-    with case.rig.read() as reader:
-        for ask in (lambda: engine.add(a_request()), engine.step, engine.sleep, lambda: engine.load(reader)):
-            with pytest.raises(RuntimeError, match="sleeps"):
-                ask()
+    load = partial(engine.load, case.rig.stored())
+    for ask in (lambda: engine.add(a_request()), engine.step, engine.sleep, load):
+        with pytest.raises(RuntimeError, match="sleeps"):
+            ask()
     assert not engine.has_unfinished() and engine.abort() == [] and engine.abort(["a"]) == []
     case.wake()
     assert run(engine, [a_request()])["a"].finish == "length"
@@ -95,8 +98,8 @@ def test_one_that_was_not_started_to_sleep_does_not(case: Case, engine: Engine) 
 def test_a_version_that_does_not_fit_leaves_it_asleep(case: Case, engine: Engine) -> None:
     before = run(engine, questions())
     engine.sleep()
-    with case.unfit.read() as reader, pytest.raises(UpdateRefused, match="does not fit the engine"):
-        engine.wake(reader)
+    with pytest.raises(UpdateRefused, match="does not fit the engine"):
+        engine.wake(case.unfit.stored())
     assert engine.is_asleep
     case.wake()
     assert run(engine, questions()) == before
@@ -106,13 +109,12 @@ def test_the_probe_is_asked_when_it_wakes(case: Case, engine: Engine) -> None:
     engine.sleep()
     case.new_version()
     probe = case.probe()
-    with case.rig.read() as reader:
-        engine.wake(reader, probe)
+    engine.wake(case.rig.stored(), probe)
     assert not engine.has_unfinished()
     engine.sleep()
     case.new_version()
-    with case.rig.read() as reader, pytest.raises(RuntimeError, match="is not the trainer's"):
-        engine.wake(reader, probe)
+    with pytest.raises(RuntimeError, match="is not the trainer's"):
+        engine.wake(case.rig.stored(), probe)
 
 
 def test_memory_goes_with_each_sleep_and_no_cycle_costs_any(case: Case, engine: Engine) -> None:
@@ -123,14 +125,15 @@ def test_memory_goes_with_each_sleep_and_no_cycle_costs_any(case: Case, engine: 
     with without_collections():
         for number in range(30):
             engine.sleep()
-            asleep.append(private_bytes())
+            asleep.append(held_bytes(os.getpid()))
             if number % 2:
                 case.new_version()
             case.wake()
-            awake.append(private_bytes())
+            awake.append(held_bytes(os.getpid()))
             assert all(output.finish == "length" for output in run(engine, questions()).values())
     falls = [high - low for high, low in zip(awake, asleep[1:], strict=False)]
-    assert min(falls) > KV_BYTES * 0.98, falls
+    shared = SLACK_BYTES if case.has_ranks else 0  # ranks hand each other pages, which are of who touched them last
+    assert min(falls) > KV_BYTES * 0.98 - shared, falls
     assert max(asleep[5:]) < asleep[4] + SLACK_BYTES, asleep
     assert max(awake[5:]) < awake[4] + SLACK_BYTES, awake
     assert counters.so_far() == costly and counters.in_shifts() == in_shifts == Costly()

@@ -2,23 +2,27 @@
 FOLDER RANKS KIND ...`. Prints a line of JSON per kind of model. A process of its own, because engines of several ranks
 share what a process has once.
 
+What each rank holds is held, bit for bit, against what vLLM's own loader makes of the same weights as files.
+
 Versions are written as trainers of several kinds would: from each rank's own tensors, by its layout.
 """
 
+import copy
+import gc
 import json
-import os
+import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.engines.tiny import MAX_MODEL_LEN, Rig, load_vllm, make_model
+from tests.engines.tiny import Rig, load_vllm, make_model, run
 
 TRAINERS = ("ddp", "fsdp2", "tensor_parallel")
 
 
 def main(folder: Path, ranks: int, kinds: list[str]) -> None:
     load_vllm(folder / "cache")
+    gc.freeze()  # as a zygote does: vLLM collects with each load of a model
     for kind in kinds:
         make_model(kind, folder / kind)
         rig = Rig.create(folder / kind)
@@ -30,33 +34,54 @@ def main(folder: Path, ranks: int, kinds: list[str]) -> None:
 
 def look_at(rig: Rig, ranks: int) -> dict[str, Any]:
     """Of one engine that is given the same weights by each kind of trainer, and others in between: is it equal to a
-    fresh engine, has each rank learnt what the formula says, and is a box that is shifted by a row noticed?"""
+    fresh engine, does each rank hold what vLLM's loader makes of the weights, also when it has slept, has it learnt
+    what the formula says, and is a box that is shifted by a row noticed?"""
+    from stages.engines.vllm_ranks import on_each
+
     engine = start(rig, ranks)
     found: dict[str, Any] = {
-        "is_as_written_down": all(engine.collective_rpc(is_as_written_down, args=(shapes_of(rig), ranks))),
-        "reads_directly": all(engine.collective_rpc(take, args=(rig.store, 0, True))),
+        "is_as_written_down": all(on_each(engine._llm, is_as_written_down, shapes_of(rig), ranks)),
+        "reads_directly": engine.reads_directly,
     }
-    said = {}
+    said, are_loaders = {}, [are_the_loaders(engine, rig)]
     for trainer in TRAINERS:
         for seed in (2, 1):
             publish_as(trainer, rig, seed)
             said[trainer, seed] = answers_after(engine, rig)
-    fresh = start(rig, ranks)
-    expected = answers(fresh)
-    found["equal"] = {trainer: said[trainer, 1] == expected for trainer in TRAINERS}
+        are_loaders.append(are_the_loaders(engine, rig))
+    publish_as(TRAINERS[0], rig, 3)
+    are_unequal = not are_the_loaders(engine, rig)
+    engine.sleep()
+    engine.wake(rig.stored())
+    are_loaders.append(are_the_loaders(engine, rig))
+    publish_as(TRAINERS[0], rig, 1)
+    said["woken", 1] = answers_after(engine, rig)
+    expected = answers(start(rig, ranks))
+    found["equal"] = {trainer: said[trainer, 1] == expected for trainer in (*TRAINERS, "woken")}
+    found["are_the_loaders"] = all(are_loaders) and are_unequal
     others = [answer for (_, seed), answer in said.items() if seed == 2]
     found["others_differ"] = expected not in others and others[1:] == others[:-1]
-    engine.collective_rpc(shift_a_box)
+    on_each(engine._llm, shift_a_box)
     found["is_shift_noticed"] = answers_after(engine, rig) != expected
-    for ended in (engine, fresh):
-        ended.engine_core.shutdown()
     return found
+
+
+def are_the_loaders(engine: Any, rig: Rig) -> bool:
+    """Each rank holds what vLLM's loader makes of the visible version in a file."""
+    from stages.engines.vllm_ranks import on_each
+
+    exported = Path(rig.folder).with_name("exported")
+    exported.mkdir(exist_ok=True)
+    shutil.copy(Path(rig.folder) / "config.json", exported)
+    with rig.read() as reader:
+        last = max(reader.entries.values(), key=lambda entry: entry.offset)
+        (exported / "model.safetensors").write_bytes(reader.buffer[: last.offset + last.nbytes])
+    return all(on_each(engine._llm, is_the_loaders, str(exported)))
 
 
 def answers_after(engine: Any, rig: Rig) -> list[tuple[list[int], list[float]]]:
     """Under the visible version."""
-    engine.collective_rpc(take, args=(rig.store, rig.store.current()))
-    engine.reset_prefix_cache()
+    engine.load(rig.stored())
     return answers(engine)
 
 
@@ -91,57 +116,47 @@ def shapes_of(rig: Rig) -> dict[str, tuple[int, ...]]:
 
 
 def start(rig: Rig, ranks: int) -> Any:
-    """With the visible version; read by each rank for itself."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
+    """With the visible version."""
+    from stages.engines.vllm import VllmEngine
 
-    from stages.engines.vllm_extension import LOAD_FORMAT, Stored, prepare_cpu
-
-    prepare_cpu()
-    arguments = EngineArgs(
-        model=rig.folder,
-        dtype=rig.dtype,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=4,
-        kv_cache_memory_bytes=32 << 20,
-        skip_tokenizer_init=True,
-        load_format=LOAD_FORMAT,
-        model_loader_extra_config={"weights": Stored(rig.store, rig.store.current())},
-        tensor_parallel_size=ranks,
-        distributed_executor_backend="mp" if ranks > 1 else None,
-        enforce_eager=True,
-        disable_log_stats=True,
-    )
-    config = arguments.create_engine_config()
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # a CPU's config sets another one; ranks need what is imported
-    return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    return rig.start(VllmEngine, ranks=ranks)
 
 
 def answers(engine: Any) -> list[tuple[list[int], list[float]]]:
-    from vllm.inputs import tokens_input
-    from vllm.sampling_params import SamplingParams
+    from stages.engines.base import Request
 
-    for number in range(3):
-        parameters = SamplingParams(max_tokens=6, temperature=0, logprobs=0, detokenize=False, ignore_eos=True)
-        engine.add_request(f"r{number}", tokens_input([5 + number, 9, 77]), parameters)
-    done = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                said = output.outputs[0]
-                logprobs = [of[token].logprob for of, token in zip(said.logprobs, said.token_ids, strict=True)]
-                done[output.request_id] = (list(said.token_ids), logprobs)
-    return [done[id] for id in sorted(done)]
+    requests = [
+        Request(id=f"r{number}", prompt_ids=[5 + number, 9, 77], max_tokens=6, temperature=0) for number in range(3)
+    ]
+    return [(said.tokens, said.logprobs) for said in run(engine, requests).values()]
 
 
-def take(worker: Any, store: Any, version: int, is_first: bool = False) -> bool:
-    """In each rank's process: read the version. Whether that goes straight into parameters."""
-    from stages.engines.vllm_extension import reload_weights, settle
-    from stages.weights.tensors import views
+def is_the_loaders(worker: Any, exported: str) -> bool:
+    """In each rank's process: parameters, and what is computed from packed copies of them."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model
 
-    with store.read(version, 10.0) as reader:
-        call: Callable[..., Any] = settle if is_first else reload_weights
-        return bool(call(worker, views(reader)))
+    config = copy.copy(worker.vllm_config)
+    config.model_config, config.load_config = copy.copy(config.model_config), LoadConfig(load_format="safetensors")
+    config.model_config.model = exported
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    with set_current_vllm_config(config):
+        theirs = dict(get_model(vllm_config=config).named_modules())
+    for name, mine in worker.model_runner.get_model().named_modules():
+        parameters = dict(theirs[name].named_parameters(recurse=False))
+        for own, parameter in mine.named_parameters(recurse=False):
+            if not torch.equal(parameter, parameters[own]):
+                return False
+        if hasattr(mine, "cpu_linear"):
+            size = getattr(mine, "input_size_per_partition", 0) or getattr(mine, "input_size", 0) or mine.embedding_dim
+            unit = torch.eye(size)
+            made = [of.cpu_linear and of.cpu_linear(unit, of.weight, None) for of in (mine, theirs[name])]
+            if made[0] is None or not torch.equal(*made):
+                return False
+    return True
 
 
 def is_as_written_down(worker: Any, shapes: dict[str, tuple[int, ...]], ranks: int) -> bool:

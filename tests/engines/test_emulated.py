@@ -166,11 +166,10 @@ def test_the_trainers_probe_is_answered(rig: Rig) -> None:
     trainer.version = 1
     trainer.publish(rig.store, 1)
     rig.store.seal(1)
-    with rig.read() as reader:
-        engine.load(reader, trainer.probe())
+    engine.load(rig.stored(), trainer.probe())
     trainer.weights[1023] += 1
-    with rig.read() as reader, pytest.raises(RuntimeError, match="is not the trainer's"):
-        engine.load(reader, trainer.probe())
+    with pytest.raises(RuntimeError, match="is not the trainer's"):
+        engine.load(rig.stored(), trainer.probe())
 
 
 def test_faults_happen_when_told_and_once(rig: Rig, tmp_path: Path) -> None:
@@ -194,30 +193,28 @@ def test_a_version_can_be_refused(rig: Rig) -> None:
         with rig.store.write(version, 1):
             pass
         rig.store.seal(version)
-        with rig.read() as reader:
-            if version == 1:
-                with pytest.raises(UpdateRefused, match="refused, as options"):
-                    engine.load(reader)
-                assert engine.version == 0 and run(engine, [ask("a", 1)]) == before
-            else:
-                engine.load(reader)
+        if version == 1:
+            with pytest.raises(UpdateRefused, match="refused, as options"):
+                engine.load(rig.stored())
+            assert engine.version == 0 and run(engine, [ask("a", 1)]) == before
+        else:
+            engine.load(rig.stored())
     assert engine.version == 2
 
 
 def test_a_shift_fails_when_told(rig: Rig) -> None:
     engine = start(rig, faults=[{"kind": "refuse_wake", "nth": 2}])
-    with rig.read() as reader:
-        engine.sleep()
-        engine.wake(reader)
-        engine.sleep()
-        with pytest.raises(RuntimeError, match="does not wake it, as options"):
-            engine.wake(reader)
-        assert engine.is_asleep
-        engine.wake(reader)
+    engine.sleep()
+    engine.wake(rig.stored())
+    engine.sleep()
+    with pytest.raises(RuntimeError, match="does not wake it, as options"):
+        engine.wake(rig.stored())
+    assert engine.is_asleep
+    engine.wake(rig.stored())
     refusing = start(rig, faults=[{"kind": "refuse", "version": 0}])
     refusing.sleep()
-    with rig.read() as reader, pytest.raises(UpdateRefused, match="refused, as options"):
-        refusing.wake(reader)
+    with pytest.raises(UpdateRefused, match="refused, as options"):
+        refusing.wake(rig.stored())
 
 
 def test_a_shift_takes_the_time_it_is_told(rig: Rig) -> None:
@@ -225,8 +222,7 @@ def test_a_shift_takes_the_time_it_is_told(rig: Rig) -> None:
     before = time.monotonic()
     engine.sleep()
     between = time.monotonic()
-    with rig.read() as reader:
-        assert engine.wake(reader)["read"] >= 0.2
+    assert engine.wake(rig.stored())["read"] >= 0.2
     assert between - before >= 0.1
 
 
@@ -235,20 +231,21 @@ import sys
 from pathlib import Path
 from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
+from stages.engines.base import Stored
 from stages.engines.emulated import EmulatedEngine
 
 def say(what):
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     print(what, next(line for line in lines if line.startswith("Private_Dirty")).split()[1], flush=True)
 
-with Store.attach(sys.argv[1]).read(0, 1) as reader:
-    options = EngineOptions(name="emulated", options=eval(sys.argv[2]))
-    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0, can_sleep=True)
-    say("started")
-    engine.sleep()
-    say("asleep")
-    engine.wake(reader)
-    say("awake")
+stored = Stored(store=Store.attach(sys.argv[1]), version=0, wait_s=1)
+options = EngineOptions(name="emulated", options=eval(sys.argv[2]))
+engine = EmulatedEngine("emulated", "float32", options, 512, stored, 0, can_sleep=True)
+say("started")
+engine.sleep()
+say("asleep")
+engine.wake(stored)
+say("awake")
 """
 
 
@@ -292,11 +289,11 @@ def test_an_engine_can_die_or_hang(rig: Rig) -> None:
 import sys
 from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
-from stages.engines.base import Request
+from stages.engines.base import Request, Stored
 from stages.engines.emulated import EmulatedEngine
 options = EngineOptions(name="emulated", options={"faults": [{"kind": sys.argv[2], "step": 2}]})
-with Store.attach(sys.argv[1]).read(0, 1) as reader:
-    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0)
+stored = Stored(store=Store.attach(sys.argv[1]), version=0, wait_s=1)
+engine = EmulatedEngine("emulated", "float32", options, 512, stored, 0)
 engine.add(Request(id="a", prompt_ids=[1], max_tokens=9))
 engine.step()
 print("one step", flush=True)

@@ -186,12 +186,6 @@ def test_a_sleep_aborts_what_runs_and_all_that_comes_while_it_lasts(hosted: Host
     assert {(o.version, o.finish) for o in first(box, 3)} == {(4, ""), (4, "stop")}
 
 
-def test_the_time_of_a_wake_counts_from_the_order_to_read(hosted: Hosted) -> None:
-    sleep(hosted.host)
-    assert wake(hosted.host, 1, slow_s=0.1) is None
-    assert hosted.host.seconds["read"] >= 0.1
-
-
 def test_after_a_failed_wake_nothing_runs(hosted: Hosted) -> None:
     box: Outbox = queue.SimpleQueue()
     hosted.engine.unloadable = {1}

@@ -35,7 +35,8 @@ def test_engines_answer_as_fresh_ones_whatever_the_trainer(tmp_path: Path, ranks
     assert [seen.pop("kind") for seen in found] == list(kinds)
     for seen in found:
         assert seen == {
-            "equal": dict.fromkeys(TRAINERS, True),
+            "equal": dict.fromkeys((*TRAINERS, "woken"), True),
+            "are_the_loaders": True,
             "others_differ": True,
             "is_as_written_down": True,
             "reads_directly": True,

@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline.gps.store import Reader
+from pipeline.gps.store import Reader, Store
 from pipeline.wire_shift import Probe
-from stages.engines.base import Engine, Output, Request
+from stages.engines.base import Engine, Output, Request, Stored
 from stages.rl.ranks import Ranks
 from stages.weights.publisher import Publisher
 from stages.weights.tensors import canonical, views
@@ -26,6 +26,20 @@ pytestmark = pytest.mark.vllm
 
 KINDS = ("moe", "dense", "tied")  # the MoE first: see tests.engines.tiny
 SHARED = [3 + (7 * n) % 250 for n in range(300)]
+
+
+class Lacking(Stored):
+    """Without one of its tensors."""
+
+    def __init__(self, store: Store, version: int, left_out: str) -> None:
+        super().__init__(store=store, version=version, wait_s=1)
+        object.__setattr__(self, "left_out", left_out)
+
+    def read(self) -> Reader:
+        reader = Stored.read(self)
+        kept = {name: entry for name, entry in reader.entries.items() if name != self.left_out}
+        reader.entries = reader.here = kept
+        return reader
 
 
 class World:
@@ -41,8 +55,8 @@ class World:
             left_out = ""
             keeps_caches = False
 
-            def weights_of(self, reader: Reader) -> dict[str, torch.Tensor]:
-                return {name: tensor for name, tensor in views(reader).items() if name != self.left_out}
+            def load(self, stored: Stored, probe: Probe | None = None, *, keep_kv: bool = False) -> None:
+                super().load(Lacking(stored.store, stored.version, self.left_out), probe, keep_kv=keep_kv)
 
             def drop_caches(self) -> None:
                 if not self.keeps_caches:
@@ -76,13 +90,11 @@ def questions(num: int = 4, max_tokens: int = 8) -> list[Request]:
 
 
 def update(engine: Engine, rig: Rig) -> None:
-    with rig.read() as reader:
-        engine.load(reader)
+    engine.load(rig.stored())
 
 
 def wake(engine: Engine, rig: Rig) -> None:
-    with rig.read() as reader:
-        engine.wake(reader)
+    engine.wake(rig.stored())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,8 +266,8 @@ def test_kept_caches_are_those_of_the_old_weights(world: World) -> None:
             model.load_state_dict(views(reader))
         model(torch.tensor([[*request.prompt_ids, *tokens[:-1]]]), past_key_values=cache)
         rig.randomise(7)
+        engine.load(rig.stored(), keep_kv=True)
         with rig.read() as reader:
-            engine.load(reader, keep_kv=True)
             model.load_state_dict(views(reader))
         rest = drain(engine)["a"]
         fed = torch.tensor([[tokens[-1], *rest.tokens[:-1]]])
@@ -282,10 +294,10 @@ def test_the_probe_makes_room_for_itself_where_kept_caches_fill_the_memory(world
     rig.randomise(9)
     with rig.read() as reader:
         model.load_state_dict(views(reader))
-        with torch.no_grad():
-            best = model(torch.tensor([[7, 8]])).logits[0, -1].log_softmax(-1).max(-1)
-        probe = Probe(prompts=[[7, 8]], tokens=[int(best.indices)], logprobs=[float(best.values)], tolerance=1e-4)
-        engine.load(reader, probe, keep_kv=True)
+    with torch.no_grad():
+        best = model(torch.tensor([[7, 8]])).logits[0, -1].log_softmax(-1).max(-1)
+    probe = Probe(prompts=[[7, 8]], tokens=[int(best.indices)], logprobs=[float(best.values)], tolerance=1e-4)
+    engine.load(rig.stored(), probe, keep_kv=True)
     while engine.has_unfinished():
         for output in engine.step():
             said[output.id].append(output)
@@ -300,8 +312,8 @@ def test_caches_are_not_kept_beside_a_prefix_cache(world: World) -> None:
     engine.step()
     version = engine.version
     rig.randomise(8)
-    with rig.read() as reader, pytest.raises(RuntimeError, match="beside a prefix cache"):
-        engine.load(reader, keep_kv=True)
+    with pytest.raises(RuntimeError, match="beside a prefix cache"):
+        engine.load(rig.stored(), keep_kv=True)
     assert engine.version == version
     engine.abort()
 

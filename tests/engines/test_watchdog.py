@@ -14,18 +14,30 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 0.5
 
 ENGINE = """
-import contextlib, ctypes, os, queue, sys, threading, time
+import ctypes, os, queue, sys, threading, time
 from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Store
-from stages.engines.base import Request
+from stages.engines.base import Request, Stored
 from stages.engines.emulated import EmulatedEngine
 from stages.engines.host import EngineHost
 from stages.engines.watchdog import Watchdog
 
 store, limit_s, faults = Store.attach(sys.argv[1]), float(sys.argv[2]), eval(sys.argv[3])
 options = EngineOptions(name="emulated", options={"faults": faults})
-with store.read(0, 1) as reader:
-    engine = EmulatedEngine("emulated", "float32", options, 512, reader, 0, can_sleep=True)
+class Slow(Stored):
+    slow_s = 3 * limit_s
+
+    def read(self):
+        time.sleep(self.slow_s)
+        return Stored.read(self)
+
+class Slowest(Slow):
+    slow_s = 50
+
+def stored(kind, wait_s):
+    return kind(store=store, version=0, wait_s=wait_s)
+
+engine = EmulatedEngine("emulated", "float32", options, 512, stored(Stored, 1), 0, can_sleep=True)
 host = EngineHost(engine, lambda counts: None, Watchdog("limits.engine_s", limit_s))
 box = queue.SimpleQueue()
 
@@ -35,9 +47,9 @@ def ask(id):
         pass
     print(id, flush=True)
 
-def load(read, wait_s):
+def load(stored):
     ended = queue.SimpleQueue()
-    host.load(read, None, keep_kv=False, wait_s=wait_s, on_end=ended.put)
+    host.load(stored, None, keep_kv=False, on_end=ended.put)
     assert ended.get() is None
 
 def sleep():
@@ -46,17 +58,11 @@ def sleep():
     assert ended.get() is None
     print("asleep", flush=True)
 
-def wake(read, wait_s):
+def wake(stored):
     ended = queue.SimpleQueue()
-    host.wake(read, None, wait_s=wait_s, on_end=ended.put)
+    host.wake(stored, None, on_end=ended.put)
     assert ended.get() is None
     print("awake", flush=True)
-
-@contextlib.contextmanager
-def slow():
-    time.sleep(3 * limit_s)
-    with store.read(0, 1) as reader:
-        yield reader
 
 def life():
 """
@@ -95,7 +101,7 @@ def test_even_one_that_holds_the_interpreter() -> None:
 
 
 def test_a_load_that_hangs_too() -> None:
-    code, _, (_, over, *traces) = run("load(lambda: time.sleep(50), 0.2)")
+    code, _, (_, over, *traces) = run("load(stored(Slowest, 0.2))")
     assert code == 1
     assert over.startswith("limits.engine_s + limits.publish_s is over") and over.startswith(traces[-1])
 
@@ -108,10 +114,8 @@ def test_a_load_that_hangs_too() -> None:
     ],
 )
 def test_a_sleep_or_wake_that_hangs_too(phase: str, before: list[str], limit: str) -> None:
-    life = "ask('first')\nsleep()\nwake(slow, 0.2)"
-    code, said, (_, over, *traces) = run(
-        life.replace("slow", "lambda: store.read(0, 1)"), f"[{{'kind': 'hang_in_{phase}'}}]"
-    )
+    life = "ask('first')\nsleep()\nwake(stored(Stored, 0.2))"
+    code, said, (_, over, *traces) = run(life, f"[{{'kind': 'hang_in_{phase}'}}]")
     assert (code, said) == (1, before)
     assert over.startswith(limit)
     assert any("faults.py" in line and line.endswith(" in in_shift") for line in traces)
@@ -122,10 +126,10 @@ def test_an_engine_that_rests_or_loads_for_longer_lives() -> None:
 ask('first')
 time.sleep({3 * LIMIT_S})
 ask('second')
-load(slow, {5 * LIMIT_S})
+load(stored(Slow, {5 * LIMIT_S}))
 sleep()
 time.sleep({3 * LIMIT_S})
-wake(slow, {5 * LIMIT_S})
+wake(stored(Slow, {5 * LIMIT_S}))
 for n in range(40):
     ask(f'r{{n}}')
     time.sleep({LIMIT_S / 20})"""

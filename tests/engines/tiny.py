@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config_engine import EngineOptions
 from pipeline.gps.store import Reader, Store
 from stages.engines import vllm_start
-from stages.engines.base import Engine, Output, Request
+from stages.engines.base import Engine, Output, Request, Stored
 
 if TYPE_CHECKING:
     import torch
@@ -107,15 +107,19 @@ class Rig:
         seed: int = 0,
         structured: bool = False,
         can_sleep: bool = True,
+        ranks: int = 1,
         **options: Any,
     ) -> Engine:
         """An engine with the visible version."""
         settings = EngineOptions(**({"kv_cache_bytes": 32 << 20} | options))
-        flags = {"structured": structured, "can_sleep": can_sleep}
-        with self.read() as reader:
-            engine = kind(self.folder, self.dtype, settings, MAX_MODEL_LEN, reader, seed, **flags)
+        flags = {"structured": structured, "can_sleep": can_sleep} | ({"ranks": ranks} if ranks > 1 else {})
+        engine = kind(self.folder, self.dtype, settings, MAX_MODEL_LEN, self.stored(), seed, **flags)
         self.engines.append(engine)
         return engine
+
+    def stored(self) -> Stored:
+        """The visible version."""
+        return Stored(store=self.store, version=self.store.current(), wait_s=1)
 
     def read(self) -> Reader:
         return self.store.read(self.store.current(), 1)

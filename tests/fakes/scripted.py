@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.core.events import SegmentInfo, VerdictInfo
 from pipeline.run_folder import RunFolder, read_json
 from pipeline.stage import Order, StageSpec
-from stages.engines.base import EngineCounts, Output, Request, Work
+from stages.engines.base import EngineCounts, Output, Request, Stored, Work
 from stages.engines.check import must_be_able_to_sleep, must_be_asleep, must_be_awake
 from stages.engines.host import EngineHost
 from stages.text import ByteTokenizer, Tokenizer
@@ -125,23 +125,23 @@ class ScriptedEngine:
             del self._running[id]
         return [Output(id=id, version=self.version, finish="abort") for id in gone]
 
-    def load(self, reader: Any, probe: Any = None, *, keep_kv: bool = False) -> None:
+    def load(self, stored: Stored, probe: Any = None, *, keep_kv: bool = False) -> None:
         if self._running and not keep_kv:
             raise RuntimeError(f"weights cannot change under {len(self._running)} requests")
-        if reader.version in self.unloadable:
-            raise RuntimeError(f"version {reader.version} cannot be loaded")
+        if stored.version in self.unloadable:
+            raise RuntimeError(f"version {stored.version} cannot be loaded")
         self._kept = {id: self._kept.get(id, self.version) for id, (_, at) in self._running.items() if at}
-        self.version = reader.version
+        self.version = stored.version
 
     def sleep(self) -> None:
         must_be_able_to_sleep(self, True)
         self.is_asleep = True
 
-    def wake(self, reader: Any, probe: Any = None) -> dict[str, float]:
+    def wake(self, stored: Stored, probe: Any = None) -> dict[str, float]:
         must_be_asleep(self)
-        if reader.version in self.unloadable:
-            raise RuntimeError(f"version {reader.version} cannot be loaded")
-        self.is_asleep, self.version = False, reader.version
+        if stored.version in self.unloadable:
+            raise RuntimeError(f"version {stored.version} cannot be loaded")
+        self.is_asleep, self.version = False, stored.version
         return {"read": 0.0, "cache": 0.0}
 
     def counts(self) -> EngineCounts:
@@ -168,23 +168,10 @@ def hosted(engine: Any) -> Iterator[EngineHost]:
         thread.join(WAIT_S)
 
 
-@dataclass(frozen=True)
-class Version:
-    """What a scripted engine needs of a reader."""
-
-    version: int
-
-    def __enter__(self) -> "Version":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def load(host: EngineHost, version: int, keep_kv: bool = False) -> Exception | None:
     """Have a scripted engine load a version; how that ended."""
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    read: Callable[[], Any] = lambda: Version(version)  # noqa: E731
-    host.load(read, None, keep_kv=keep_kv, wait_s=1.0, on_end=ended.put)
+    host.load(_stored(version), None, keep_kv=keep_kv, on_end=ended.put)
     return ended.get(timeout=WAIT_S)
 
 
@@ -194,16 +181,16 @@ def sleep(host: EngineHost) -> Exception | None:
     return ended.get(timeout=WAIT_S)
 
 
-def wake(host: EngineHost, version: int, slow_s: float = 0.0) -> Exception | None:
-    """With a version whose reader takes so long to open."""
+def wake(host: EngineHost, version: int) -> Exception | None:
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def read() -> Any:
-        time.sleep(slow_s)
-        return Version(version)
-
-    host.wake(read, None, wait_s=1.0, on_end=ended.put)
+    host.wake(_stored(version), None, on_end=ended.put)
     return ended.get(timeout=WAIT_S)
+
+
+def _stored(version: int) -> Stored:
+    """All that a scripted engine needs of weights is their version."""
+    store: Any = None
+    return Stored(store=store, version=version, wait_s=1.0)
 
 
 def _leave(engine: Any) -> None:
