@@ -16,6 +16,7 @@ from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_ove
 from pipeline.config_engine import EngineOptions
 from pipeline.config_errors import explain
 from pipeline.config_gps import Gps
+from pipeline.config_lora import Lora
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
 from pipeline.config_reward import Reward
@@ -147,6 +148,7 @@ class Trainer(Section):
         description="single: one process; ddp: `ranks` processes, each with the whole model; fsdp2: each with a part",
     )
     ranks: Int = Field(default=1, ge=1, description="Processes that train together, wherever their nodes are")
+    lora: Lora | None = Field(default=None, description="Adapters, trained instead of the weights")
     options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
 
 
