@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def _client_of(key: str, concurrency: int) -> "httpx.AsyncClient":
     return httpx.AsyncClient(headers=headers, limits=httpx.Limits(max_connections=concurrency))
 
 
-class EndpointJudge:
+class EndpointJudge(Asking):
     """A Source. Time limits count from when a request is sent: of a server that is down, busy or broken, from the next
     try, until `endpoint.patience_s` is over."""
 
@@ -40,25 +40,16 @@ class EndpointJudge:
 
     def __init__(self, genrm: GenRM, give: Give) -> None:
         assert genrm.endpoint is not None
+        super().__init__(give)
         self._genrm, self._endpoint = genrm, genrm.endpoint
         self._prompt = JudgePrompt(genrm.template)
         self.retries = genrm.retries
         self.needs_example = self._prompt.needs_messages
         key = os.environ.get(self._endpoint.key_variable, "") if self._endpoint.key_variable else ""
         self._key = key
-        self._asking = Asking(self._answer, give)
         self._places = asyncio.Semaphore(self._endpoint.concurrency)
 
-    def ask(self, questions: Sequence[Question]) -> None:
-        self._asking.begin(questions)
-
-    def abort(self, ids: Sequence[str]) -> None:
-        self._asking.cancel(ids)
-
-    def settle(self, now: float) -> float | None:
-        return None
-
-    async def _answer(self, question: Question) -> Answer:
+    async def answer(self, question: Question) -> Answer:
         async with self._places:
             return await self._try(question)
 
