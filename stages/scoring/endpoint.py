@@ -100,8 +100,9 @@ class EndpointJudge(Asking):
         try:
             told = reply.json()
             choice = told["choices"][0]
-            text = choice["message"].get("content") or ""
-            reasoning = choice["message"].get("reasoning_content")
+            message = choice["message"]
+            text = message.get("content") or ""
+            reasoning = message.get("reasoning_content") or message.get("reasoning")  # servers call it either
             finish = "stop" if choice["finish_reason"] == "stop" else "length"
             num_tokens = int((told.get("usage") or {}).get("completion_tokens") or 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
