@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from stages.genrm.prompt import JudgePrompt
 from stages.reward import reward
+from stages.text import load_tokenizer
 from tests.fakes.scripted import FakeTask, FakeWorker, Running, make_config
 from tests.fakes.vllm_server import VllmServer
 from tests.stages.scoring.test_sources import data, scored
@@ -66,6 +69,13 @@ def test_r29_nothing_is_lost_when_vllms_server_is_killed_and_comes_again(
     expected = [n % 2 == 0 or list(number) == sorted(number) for n, number in enumerate(NUMBERS)]
     agreed = sum(told[id] == ("", float(is_right)) for id, is_right in zip(ids, expected, strict=True))
     assert metrics["genrm/num_failed"] == 0 and agreed >= 44, told  # a judge of 114,000 parameters errs at times
+
+
+def test_r35_the_server_reads_the_judges_prompt_as_an_engine_of_the_run_does(server: VllmServer) -> None:
+    judge, response = JudgePrompt("{{ prompt }} Answer: {{ response }}$", load_tokenizer(str(JUDGE))), "3479"
+    body = {"model": "genrm", "messages": [{"role": "user", "content": judge.text("4793", response)}], "max_tokens": 1}
+    told = httpx.post(f"{server.url}/chat/completions", json=body | {"return_token_ids": True}, timeout=60).json()
+    assert told["prompt_token_ids"] == judge.ids("4793", response) and told["prompt_token_ids"].count(1) == 1
 
 
 def test_r29_failures_of_vllms_server_are_typed(
