@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import Config, Model, is_set
-from pipeline.config_lora import check_lora
+from pipeline.config_trainer import check_lora
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.modes import SHARED, ModeName

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from pipeline.config import Config
-from pipeline.config_lora import Lora
+from pipeline.config_trainer import Lora
 from pipeline.core.errors import ConfigError, RunError
 from stages.rl.offload import local
 from stages.rl.ranks import like, whole

@@ -1,10 +1,10 @@
-"""Adapters: `trainer.lora`, and whether the policy has the layers that they are put beside."""
+"""The section `trainer`, and whether the policy has the layers that its adapters are put beside."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.config_types import Int, Section
+from pipeline.config_types import Float, Int, Pair, Section, Share
 from pipeline.core.errors import ConfigError
 from pipeline.gps.segment import plan_image
 
@@ -23,6 +23,24 @@ class Lora(Section):
     )
     exclude_modules: list[str] = Field(default=[], description="Of those, which get none")
     use_rslora: bool = False
+
+
+class Trainer(Section):
+    total_training_steps: Int = Field(ge=1, description="The run ends after so many steps")
+    updates_per_step: Int = Field(default=1, ge=1, description="Optimizer steps per step, over whole groups")
+    micro_batch_tokens: Int = Field(default=16384, ge=1, description="Padded tokens per forward pass")
+    lr: Float = Field(default=1e-6, gt=0, description="Learning rate of AdamW, constant")
+    betas: Annotated[tuple[Share, Share], Pair] = Field(default=(0.9, 0.95), description="Of AdamW")
+    weight_decay: Float = Field(default=0.0, ge=0, description="Of AdamW")
+    grad_clip: Float = Field(default=1.0, gt=0, description="Largest norm of an update's gradient; above, it is scaled")
+    max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
+    strategy: Literal["single", "ddp", "fsdp2", "emulated"] = Field(
+        default="single",
+        description="single: one process; ddp: `ranks` processes, each with the whole model; fsdp2: each with a part",
+    )
+    ranks: Int = Field(default=1, ge=1, description="Processes that train together, wherever their nodes are")
+    lora: Lora | None = Field(default=None, description="Adapters, trained instead of the weights")
+    options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
 
 
 def check_lora(lora: Lora, model_path: str) -> None:
