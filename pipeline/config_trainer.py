@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.config_types import Float, Int, Pair, Section, Share
+from pipeline.config_types import Float, Int, Pair, Paths, Section, Share
 from pipeline.core.errors import ConfigError
 from pipeline.gps.segment import plan_image
 
+ALL_LINEAR = "all-linear"
 _WEIGHT = ".weight"
 
 
@@ -17,11 +18,12 @@ class Lora(Section):
 
     rank: Int = Field(ge=1, description="Inner size of each adapter")
     alpha: Int = Field(ge=1, description="Adapters count alpha / rank; with use_rslora alpha / sqrt(rank)")
-    target_modules: Literal["all-linear"] | list[str] = Field(
-        default="all-linear",
+    target_modules: Paths = Field(
+        default=[ALL_LINEAR],
+        min_length=1,
         description="Which linear layers get one, by how their names end; all-linear: each but the head",
     )
-    exclude_modules: list[str] = Field(default=[], description="Of those, which get none")
+    exclude_modules: Paths = Field(default=[], description="Of those, which get none")
     use_rslora: bool = False
 
 
@@ -49,7 +51,7 @@ def check_lora(lora: Lora, model_path: str) -> None:
     matrices = {name.removesuffix(_WEIGHT) for name, entry in entries.items() if len(entry.shape) == 2}
     layers = {name for name in matrices if ".experts." not in name and "embed" not in name}
     for key, names in (("target_modules", lora.target_modules), ("exclude_modules", lora.exclude_modules)):
-        for name in names if isinstance(names, list) else ():
-            if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+        for name in names:
+            if name != ALL_LINEAR and not any(f".{layer}".endswith(f".{name}") for layer in layers):
                 valid = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
                 raise ConfigError(f"trainer.lora.{key}: {model_path} has no linear layer {name!r}; valid: {valid}")

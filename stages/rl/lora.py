@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 
 from pipeline.config import Config
-from pipeline.config_trainer import Lora
+from pipeline.config_trainer import ALL_LINEAR, Lora
 from pipeline.core.errors import ConfigError, RunError
 from stages.rl.offload import local
 from stages.rl.ranks import like, whole
@@ -122,7 +122,7 @@ def _chosen(model: Module, lora: Lora) -> list[str]:
     """The names of the layers that get an adapter. Raises ConfigError."""
     head = model.get_output_embeddings()
     linear = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    if isinstance(lora.target_modules, str):
+    if ALL_LINEAR in lora.target_modules:
         chosen = [name for name, module in linear.items() if module is not head]
     else:
         for target in lora.target_modules:

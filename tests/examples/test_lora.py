@@ -40,7 +40,7 @@ def test_r12_a_strict_run_with_adapters_resumes_bit_for_bit(tmp_path: Path) -> N
 
 
 def test_a_layer_that_is_not_there_is_refused_at_submit(tmp_path: Path) -> None:
-    ended = submit(tmp_path / "run", "lora", "trainer.lora.target_modules=[q_proj, query]", base=BASE)
+    ended = submit(tmp_path / "run", "lora", "trainer.lora.target_modules=query", base=BASE)
     assert ended.code == 2 and "trainer.lora.target_modules: " in ended.out
     assert "no linear layer 'query'; valid: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in ended.out
     ended = submit(tmp_path / "run", "lora")
