@@ -24,7 +24,7 @@ class Lora(Section):
         description="Which linear layers get one, by how their names end; all-linear: each but the head",
     )
     exclude_modules: Paths = Field(default=[], description="Of those, which get none")
-    use_rslora: bool = False
+    use_rslora: bool = Field(default=False, description="Scale by the square root of the rank")
 
 
 class Trainer(Section):
