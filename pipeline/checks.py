@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.config import Config, Model, is_set
 from pipeline.config_ranks import check_ranks
+from pipeline.config_trainer import check_lora
 from pipeline.core.errors import ConfigError
 from pipeline.core.events import Role
 from pipeline.core.modes import SHARED, ModeName
@@ -47,6 +48,8 @@ def check_all(config: Config) -> None:
             *_failures(check_ranks, where, model),
         ]
     wrong += _failures(check_length, config)
+    if config.trainer.lora is not None and config.model.policy.path != EMULATED:
+        wrong += _failures(check_lora, config.trainer.lora, config.model.policy.path)
     wrong = wrong or _failures(check_slot_memory, config)
     if wrong := wrong or _failures(_check_room, config):
         raise ConfigError("\n".join(wrong))
@@ -188,14 +191,15 @@ def check_slot_memory(config: Config) -> None:
     roles, policy, genrm, judge = config.placement.roles, config.model.policy, config.judge_model, config.judge_engine
     rollout = config.rollout.engine.kv_cache_bytes
     parts = config.trainer.ranks if config.trainer.strategy == "fsdp2" else 1
-    trained = needed_bytes(policy.path, "float32", 1 + _STATES) // parts
+    trained = needed_bytes(policy.path, "float32", 1 if config.trainer.lora else 1 + _STATES) // parts
     needs = {
         "rollout": (needed_bytes(policy.path, policy.dtype, 1) + rollout, "weights and rollout.engine.kv_cache_bytes")
     }
     if genrm is not None and judge is not None:
         needed = needed_bytes(genrm.path, genrm.dtype, 1) + judge.kv_cache_bytes
         needs["reward"] = needed, "weights and reward.genrm.engine.kv_cache_bytes"
-    needs["train"] = trained, "weights, gradients and optimizer state in float32"
+    states = "frozen weights" if config.trainer.lora else "weights, gradients and optimizer state"
+    needs["train"] = trained, f"{states} in float32"
     for role, (needed, what) in needs.items():
         have = getattr(roles, role).slots * config.cluster.slot_memory
         if needed > have:
@@ -217,7 +221,7 @@ def _check_room(config: Config) -> None:
     policy, stores = config.model.policy, store_bytes(config)
     check_budget(config)
     if Role.TRAIN in SHARED[ModeName(config.placement.mode)] and not has_gpus():
-        num = _STATES + (config.algorithm.kl.coef > 0)
+        num = 1 if config.trainer.lora else _STATES + (config.algorithm.kl.coef > 0)
         stores["trainer, while it sleeps"] = needed_bytes(policy.path, "float32", num) * _num_states(config)
     copies = config.cluster.nodes if config.cluster.kind == "local" else 1
     check_room({name: size * copies for name, size in stores.items()})

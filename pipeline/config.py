@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -25,7 +25,8 @@ from pipeline.config_room import room_faults
 from pipeline.config_slurm import Slurm
 from pipeline.config_stages import OwnStage
 from pipeline.config_strict import strict_faults, with_strict_defaults
-from pipeline.config_types import Dtype, Float, Int, Pair, Paths, Section, Share
+from pipeline.config_trainer import Trainer
+from pipeline.config_types import Dtype, Float, Int, Paths, Section
 from pipeline.core.dag import Own, step_graph
 from pipeline.gps.placement import num_piles
 from pipeline.run_folder import write_atomic
@@ -132,23 +133,6 @@ class Algorithm(Section):
     max_logprob_diff: Float = Field(
         default=0.0, ge=0, description="Stop if trainer and engine differ by more on a token; 0: only measured"
     )
-
-
-class Trainer(Section):
-    total_training_steps: Int = Field(ge=1, description="The run ends after so many steps")
-    updates_per_step: Int = Field(default=1, ge=1, description="Optimizer steps per step, over whole groups")
-    micro_batch_tokens: Int = Field(default=16384, ge=1, description="Padded tokens per forward pass")
-    lr: Float = Field(default=1e-6, gt=0, description="Learning rate of AdamW, constant")
-    betas: Annotated[tuple[Share, Share], Pair] = Field(default=(0.9, 0.95), description="Of AdamW")
-    weight_decay: Float = Field(default=0.0, ge=0, description="Of AdamW")
-    grad_clip: Float = Field(default=1.0, gt=0, description="Largest norm of an update's gradient; above, it is scaled")
-    max_nonfinite_steps: Int = Field(default=3, ge=0, description="Skipped updates in a row before the run stops")
-    strategy: Literal["single", "ddp", "fsdp2", "emulated"] = Field(
-        default="single",
-        description="single: one process; ddp: `ranks` processes, each with the whole model; fsdp2: each with a part",
-    )
-    ranks: Int = Field(default=1, ge=1, description="Processes that train together, wherever their nodes are")
-    options: dict[str, Any] = Field(default={}, description="Of the emulated trainer")
 
 
 class Checkpoint(Section):

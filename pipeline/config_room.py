@@ -40,6 +40,8 @@ def room_faults(config: "Config") -> Iterator[str]:
     trainer, cluster, roles = config.trainer, config.cluster, config.placement.roles
     if trainer.ranks > 1 and trainer.strategy == "single":
         yield f"trainer.ranks {trainer.ranks} needs trainer.strategy ddp or fsdp2, not single"
+    if trainer.lora is not None and trainer.strategy == "emulated":
+        yield "trainer.lora needs a real trainer: trainer.strategy is emulated; valid: single, ddp, fsdp2"
     if roles.train.replicas != 1:
         yield (
             f"placement.roles.train.replicas is {roles.train.replicas}, must be 1: trainer.ranks says how many "

@@ -5,7 +5,7 @@ Canonical means: the names of the model's own checkpoint files, as the GPS holds
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,6 @@ from pipeline.config import Model
 from pipeline.core.errors import ConfigError
 from pipeline.gps.segment import fill, plan_image
 from stages.engines.vllm_start import hide_broken_packages
-from stages.rl.ranks import whole
 from stages.weights.compare import differing
 from stages.weights.tensors import canonical, tensors_in
 
@@ -54,20 +53,18 @@ def build(model: Model, tensors: Mapping[str, Tensor], *, trust_remote_code: boo
         output_loading_info=True,
     )
     problems = {what: sorted(map(str, names)) for what, names in info.items() if names}
-    named = dict(canonical_tensors(built, tensors.keys()))
+    named = dict(canonical_tensors(built.state_dict().items(), tensors.keys()))
     problems |= {"differences": [found]} if (found := differing(_shapes(named), _shapes(tensors))) else {}
     if problems:
         raise ConfigError(f"the weights in {model.path} are not those of a {kind.__name__}: {problems}")
     return built.eval()
 
 
-def canonical_tensors(
-    model: Module, names: Collection[str], gather: Callable[[Tensor], Tensor] = whole
-) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors under canonical names, of those in `names` (a tied head may be in or out): views, or what was
-    gathered of one that is cut up over the ranks (then collective), one after the other."""
-    for name, tensor in model.state_dict().items():
-        yield from (found for found in canonical({name: gather(tensor)}).items() if found[0] in names)
+def canonical_tensors(state: Iterable[tuple[str, Tensor]], names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """A model's tensors under canonical names, of those in `names` (a tied head may be in or out): views, one after the
+    other."""
+    for name, tensor in state:
+        yield from (found for found in canonical({name: tensor}).items() if found[0] in names)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

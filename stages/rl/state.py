@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from stages.rl.offload import local
@@ -61,9 +61,14 @@ def _described(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, device="meta")
 
 
+def trained_parameters(model: Module) -> dict[str, Parameter]:
+    """What the optimizer is given, in its order: all that is not frozen."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def optimizer_tensors(model: Module, optimizer: Optimizer, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
     """(`<parameter>/<moment>`, whole tensor); nothing for a parameter that was never updated."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model).items():
         # Sorted: after a load their order is the file's, which is another on each rank, and all gather the same one.
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             yield f"{name}/{key}", gather(value)
@@ -83,8 +88,8 @@ def restore_optimizer(model: Module, optimizer: Optimizer, tensors: Mapping[str,
     for name, tensor in tensors.items():
         parameter, _, key = name.rpartition("/")
         states.setdefault(parameter, {})[key] = tensor
-    index_of = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    parameters = dict(model.named_parameters())
+    parameters = trained_parameters(model)
+    index_of = {name: i for i, name in enumerate(parameters)}
     by_index = {
         index_of[name]: {key: like(parameters[name], tensor).clone() for key, tensor in state.items()}
         for name, state in states.items()

@@ -32,13 +32,23 @@ from stages.rl.advantages import batch_advantages
 from stages.rl.base import ASLEEP
 from stages.rl.batch import MicroBatch, Pass, Sample, pack, plan_passes, split_groups, to_sample
 from stages.rl.correction import Correction
+from stages.rl.lora import (
+    adapt,
+    adapter_config,
+    adapter_tensors,
+    frozen_state,
+    merged_state,
+    merging,
+    restore_adapters,
+    without_adapters,
+)
 from stages.rl.losses import kl_loss, token_logprobs
 from stages.rl.metrics import batch_metrics, finite
 from stages.rl.offload import Offload
 from stages.rl.policy import base_tensors, build, canonical_tensors, description_files, digest
 from stages.rl.ranks import Buckets, Ranks, averaging, cut_again, distribute, restore, syncing, whole, whole_on_host
 from stages.rl.staleness import require_bounded
-from stages.rl.state import Gather, Named, held_moments, image, optimizer_tensors, restore_optimizer
+from stages.rl.state import Gather, Named, held_moments, image, optimizer_tensors, restore_optimizer, trained_parameters
 from stages.rl.tally import Mismatch, Tally, update_metrics
 from stages.weights.publisher import Publisher
 from stages.weights.tensors import views
@@ -81,16 +91,22 @@ class HfTrainer:
         self._names = frozenset(base)
         trainer = config.trainer
         self.model = self._build(base)
+        if trainer.lora is not None:
+            adapt(self.model, config)
         distribute(self.model, config, self._accelerator)
         self._buckets = Buckets(in_order=config.is_strict)
         self._policy: Module | None = None
         self.reference: Module | None = None
         self._base_sha256 = ""
-        if config.algorithm.kl.coef > 0:
+        if config.algorithm.kl.coef > 0 and trainer.lora is None:
             self.reference = distribute(self._build(base), config, self._accelerator, is_trained=False)
+        if config.algorithm.kl.coef > 0 or trainer.lora is not None:
             self._base_sha256 = digest(base)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=trainer.lr, betas=trainer.betas, weight_decay=trainer.weight_decay
+            trained_parameters(self.model).values(),
+            lr=trainer.lr,
+            betas=trainer.betas,
+            weight_decay=trainer.weight_decay,
         )
         self.offload = Offload(self._accelerator.device, offload_to)
         self.version = 0
@@ -175,7 +191,7 @@ class HfTrainer:
         wanted = _GPS_DTYPES[self._spec.dtype]
         if others := [name for name, entry in store.entries.items() if entry.dtype != wanted]:
             raise UpdateRefused(f"{', '.join(others[:4])}: the store's dtype is not {wanted}, which the policy has")
-        self._publisher.publish(self.model.state_dict(), store, self.version, limit_s)
+        self._publisher.publish(frozen_state(self.model), store, self.version, limit_s, merging(self.model))
 
     def save(self, uri: str) -> str:
         self._require_ended()
@@ -203,18 +219,22 @@ class HfTrainer:
         self.offload.give_back()
 
     def load(self, path: str) -> None:
-        """Raises RunError where the checkpoint is damaged, or made with another base model as KL reference."""
+        """Raises RunError where the checkpoint is damaged, or made with another base model as KL reference or below
+        its adapters."""
         self._require_awake()
         checkpoint = Checkpoint(path)
         state = checkpoint.read_json("trainer/trainer.json")
         if state["base_sha256"] != self._base_sha256:
             raise RunError(
-                f"{path} was trained with the KL reference {state['base_sha256'] or 'none'}; "
+                f"{path} was trained with the base model (KL reference, adapters) {state['base_sha256'] or 'none'}; "
                 f"{self._spec.path} with this config gives {self._base_sha256 or 'none'} (sha256 of the base model)"
             )
         master = "trainer/master.safetensors"
-        weights = load(checkpoint.read(master if master in checkpoint else "model/model.safetensors"))
-        restore(self.model, self._build(weights).state_dict())
+        if self._config.trainer.lora is not None:
+            restore_adapters(self.model, load(checkpoint.read("adapter/adapter_model.safetensors")))
+        else:
+            weights = load(checkpoint.read(master if master in checkpoint else "model/model.safetensors"))
+            restore(self.model, self._build(weights).state_dict())
         restore_optimizer(self.model, self.optimizer, load(checkpoint.read("trainer/optimizer.safetensors")))
         self.optimizer.zero_grad()  # of a step that broke off
         self.version = state["version"]
@@ -264,13 +284,12 @@ class HfTrainer:
         """loss_T. What it consists of is added to the tally and to the mismatch, if it counts."""
         kl = self._config.algorithm.kl
         tally, mismatch = (Tally(0), None) if micro.is_idle else (tally, mismatch)
+        reference_T = self._reference_logprobs(micro) if kl.coef > 0 else None
         logprobs_T, entropy_T = self._logprobs(policy, micro)
         start_T = logprobs_T.detach() if start_T is None else start_T
         terms = self._correction.terms(logprobs_T, start_T, micro.behaviour_T, micro.advantages_T)
         loss_T = terms.loss_T
-        if self.reference is not None:
-            with torch.no_grad():
-                reference_T, _ = self._logprobs(self.reference, micro)
+        if reference_T is not None:
             kl_T = kl_loss(logprobs_T, reference_T, kl.estimator)
             loss_T = loss_T + kl.coef * kl_T
             tally.kl += kl_T.sum().item()
@@ -279,6 +298,14 @@ class HfTrainer:
         if mismatch is not None:
             mismatch.add(micro, logprobs_T)
         return loss_T
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        """Of the base model: of the frozen weights, where adapters are trained."""
+        if self.reference is not None:
+            return self._logprobs(self.reference, micro)[0]
+        with without_adapters(self.model):
+            return self._logprobs(self.model, micro)[0]
 
     def _logprobs(self, model: Module, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """(logprobs_T, entropy_T) of the tempered distribution: the one that the tokens were sampled from."""
@@ -332,14 +359,18 @@ class HfTrainer:
             "base_sha256": self._base_sha256,
         }
         yield "trainer/trainer.json", json.dumps(state, indent=1).encode()
-        if self._spec.dtype != "float32":
+        if self._config.trainer.lora is not None:
+            about_adapter = adapter_config(self.model, self._config.trainer.lora, self._spec.path)
+            yield "adapter/adapter_config.json", about_adapter
+            yield "adapter/adapter_model.safetensors", self._image(partial(adapter_tensors, self.model), torch.float32)
+        elif self._spec.dtype != "float32":
             yield "trainer/master.safetensors", self._weights(torch.float32)
         about = {"version": self.version, "trainer": self._config.trainer.strategy}
         yield "state.json", json.dumps(about, indent=1).encode()
         yield "trainer/optimizer.safetensors", self._image(self._moments, torch.float32)
 
     def _weights(self, dtype: torch.dtype) -> bytes:
-        return self._image(partial(canonical_tensors, self.model, self._names), dtype)
+        return self._image(lambda gather: canonical_tensors(merged_state(self.model, gather), self._names), dtype)
 
     def _moments(self, gather: Gather) -> Iterator[tuple[str, Tensor]]:
         return optimizer_tensors(self.model, self.optimizer, gather)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def _client_of(key: str, concurrency: int) -> "httpx.AsyncClient":
     return httpx.AsyncClient(headers=headers, limits=httpx.Limits(max_connections=concurrency))
 
 
-class EndpointJudge:
+class EndpointJudge(Asking):
     """A Source. Time limits count from when a request is sent: of a server that is down, busy or broken, from the next
     try, until `endpoint.patience_s` is over."""
 
@@ -40,25 +40,16 @@ class EndpointJudge:
 
     def __init__(self, genrm: GenRM, give: Give) -> None:
         assert genrm.endpoint is not None
+        super().__init__(give)
         self._genrm, self._endpoint = genrm, genrm.endpoint
         self._prompt = JudgePrompt(genrm.template)
         self.retries = genrm.retries
         self.needs_example = self._prompt.needs_messages
         key = os.environ.get(self._endpoint.key_variable, "") if self._endpoint.key_variable else ""
         self._key = key
-        self._asking = Asking(self._answer, give)
         self._places = asyncio.Semaphore(self._endpoint.concurrency)
 
-    def ask(self, questions: Sequence[Question]) -> None:
-        self._asking.begin(questions)
-
-    def abort(self, ids: Sequence[str]) -> None:
-        self._asking.cancel(ids)
-
-    def settle(self, now: float) -> float | None:
-        return None
-
-    async def _answer(self, question: Question) -> Answer:
+    async def answer(self, question: Question) -> Answer:
         async with self._places:
             return await self._try(question)
 
@@ -109,8 +100,9 @@ class EndpointJudge:
         try:
             told = reply.json()
             choice = told["choices"][0]
-            text = choice["message"].get("content") or ""
-            reasoning = choice["message"].get("reasoning_content")
+            message = choice["message"]
+            text = message.get("content") or ""
+            reasoning = message.get("reasoning_content") or message.get("reasoning")  # servers call it either
             finish = "stop" if choice["finish_reason"] == "stop" else "length"
             num_tokens = int((told.get("usage") or {}).get("completion_tokens") or 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

@@ -1,7 +1,5 @@
 """A reward function of the user's as a source of scores."""
 
-from collections.abc import Sequence
-
 from pipeline.config import Config
 from pipeline.core.errors import StageFailed
 from stages.genrm.verdict import Failure, FailureType, Score
@@ -18,7 +16,7 @@ _TYPES = {
 }
 
 
-class FunctionSource:
+class FunctionSource(Asking):
     """A Source. Nothing is asked again: what a function says of the same response does not change."""
 
     retries = 0
@@ -26,6 +24,7 @@ class FunctionSource:
     version = 0
 
     def __init__(self, name: str, config: Config, give: Give) -> None:
+        super().__init__(give)
         self.name = name
         self._spec = config.reward.functions[name]
         self._is_strict = config.is_strict
@@ -40,18 +39,8 @@ class FunctionSource:
                 concurrency=self._spec.concurrency,
             )
         )
-        self._asking = Asking(self._answer, give)
 
-    def ask(self, questions: Sequence[Question]) -> None:
-        self._asking.begin(questions)
-
-    def abort(self, ids: Sequence[str]) -> None:
-        self._asking.cancel(ids)
-
-    def settle(self, now: float) -> float | None:
-        return None
-
-    async def _answer(self, question: Question) -> Answer:
+    async def answer(self, question: Question) -> Answer:
         example = question.example
         assert example is not None
         arguments = {

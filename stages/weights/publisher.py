@@ -5,7 +5,7 @@ share of the version; what is in which share stands in files, for the movers tha
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,10 +36,18 @@ class Publisher:
         self._parts: tuple[Part, ...] = ()
 
     @torch.no_grad()
-    def publish(self, parameters: Mapping[str, Tensor], store: Store, version: int, limit_s: float) -> None:
-        """Write a model's parameters (`model.state_dict()`) as `version` into each rank's own node's `store`, rounding
-        to its dtype. Waits `limit_s` at most for the slot: WeightsUnavailable. Raises UpdateRefused, on all ranks and
-        before anything is written, unless names and shapes are exactly those of the store."""
+    def publish(
+        self,
+        parameters: Mapping[str, Tensor],
+        store: Store,
+        version: int,
+        limit_s: float,
+        present: Callable[[str, Tensor], Tensor] = lambda _, own: own,
+    ) -> None:
+        """Write a model's parameters (its state_dict) as `version` into each rank's own node's `store`, rounding to its
+        dtype. `present` makes of a name, and of what this rank has of that parameter, what is to be written. Waits
+        `limit_s` at most for the slot: WeightsUnavailable. Raises UpdateRefused, on all ranks and before anything is
+        written, unless names and shapes are exactly those of the store."""
         require_fitting(parameters, store.entries)
         if not self._nodes:
             self._divide(parameters, store)
@@ -47,7 +55,7 @@ class Publisher:
         with self._slot(store, version, limit_s) as slot:
             target = views(slot)
             for name, box, place in self._parts:
-                box_of(target[name], box).copy_(at(own[place.tensor], place, box))
+                box_of(target[name], box).copy_(at(present(place.tensor, own[place.tensor]), place, box))
                 kill_point("publish.half")
 
     def _divide(self, parameters: Mapping[str, Tensor], store: Store) -> None:

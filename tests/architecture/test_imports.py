@@ -13,6 +13,7 @@ OWNERS = {
     "torch": ("stages/",),
     "transformers": ("stages/",),
     "accelerate": ("stages/rl/",),
+    "peft": ("stages/rl/lora.py",),
     "safetensors": ("stages/", "pipeline/gps/", "pipeline/checkpoint.py"),
     "mlflow": ("pipeline/tracking.py",),
     "submitit": ("slurm/executor.py", "slurm/allocation.py", "stages/task.py"),
@@ -27,7 +28,7 @@ OWNERS = {
     "matplotlib": ("pipeline/simulator/plots.py",),
 }
 """Heavy or telling libraries, and the one place of each."""
-LATE = {"torch", "vllm", "accelerate", "mlflow", "submitit", "transformers", "matplotlib"}
+LATE = {"torch", "vllm", "accelerate", "mlflow", "submitit", "transformers", "peft", "matplotlib"}
 """Never imported by the import of the control plane."""
 IMPURE = {
     *("os", "io", "sys", "time", "datetime", "pathlib", "shutil", "tempfile", "random", "secrets", "uuid"),

@@ -1,6 +1,6 @@
 """What every trainer promises, on every trainer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -34,13 +34,18 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=["single", "emulated", "ddp", "fsdp2"])
+KINDS = ["single", "emulated", "ddp", "fsdp2", "single+lora", pytest.param("fsdp2+lora", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def config(request, model) -> Config:
-    ranks = {"ddp": 2, "fsdp2": 2}.get(request.param, 1)
+    strategy, _, has_adapters = request.param.partition("+")
+    ranks = {"ddp": 2, "fsdp2": 2}.get(strategy, 1)
     return make_config(
-        "emulated" if request.param == "emulated" else model,
-        trainer__strategy=request.param,
+        "emulated" if strategy == "emulated" else model,
+        trainer__strategy=strategy,
         trainer__ranks=ranks,
+        trainer__lora={"rank": 3, "alpha": 6} if has_adapters else None,
         cluster__slots_per_node=2 + ranks,
     )
 
@@ -160,12 +165,17 @@ def test_importance_weights_have_their_numbers(config, kind):
     assert 0 <= metrics["actor/tis_clipfrac"] < 1 and 0 < metrics["actor/tis_ess"] <= 1
 
 
-def test_publish_writes_the_weights_and_training_changes_them(make, store):
+def trained_names(config: Config, names: Iterable[str]) -> set[str]:
+    return {name for name in names if config.trainer.lora is None or "_proj." in name}
+
+
+def test_publish_writes_the_weights_and_training_changes_them(config, make, store):
     trainer = make()
     base = weights_in(store, 0)
     trainer.train(make_rows(1), 1)
     first = publish(trainer, store)
-    assert set(first) == set(base) and all(first[name] != base[name] for name in base)
+    assert set(first) == set(base)
+    assert {name for name in base if first[name] != base[name]} == trained_names(config, base)
     assert weights_in(store, 0) == base  # the other slot
     trainer.train(make_rows(2), 2)
     assert publish(trainer, store) != first
@@ -224,11 +234,12 @@ def test_save_names_the_trainers_own_version_and_is_idempotent(make, tmp_path):
     assert Checkpoint(path).read_json("state.json")["version"] == 1
 
 
-def test_a_damaged_checkpoint_is_not_loaded(make, tmp_path):
+def test_a_damaged_checkpoint_is_not_loaded(config, make, tmp_path):
     trainer = make()
     trainer.train(make_rows(1), 1)
     path = trainer.save(str(tmp_path))
-    file = tmp_path / "step_1" / "model" / "model.safetensors"
+    what = "model/model" if config.trainer.lora is None else "adapter/adapter_model"
+    file = tmp_path / "step_1" / f"{what}.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)

@@ -1,13 +1,16 @@
 """The example of models, and what becomes of a trained one: exported, loaded by others, evaluated."""
 
 import json
+import shutil
 from math import comb
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.examples.runs import submit, train
-from tests.scenarios.runs import pivot, rows, succeed
+from tests.fakes.families import FAMILIES, write_family
+from tests.scenarios.runs import ROOT, pivot, rows, succeed
 
 
 def test_the_example_of_models_trains(tmp_path: Path) -> None:
@@ -50,3 +53,26 @@ def test_a_trained_policy_is_exported_loaded_by_others_and_evaluated(tmp_path: P
     assert found == json.loads((run / "evals" / "step_2.json").read_text())
     assert found["num_prompts"] == 16 and 0 < found["pass@1"] == pytest.approx(found["avg@4"])
     assert found["pass@1"] <= found["pass@2"] <= found["pass@4"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_a_mixture_of_experts_is_trained_served_and_exported(tmp_path: Path) -> None:
+    """A policy with random experts, the quickstart's tokenizer and judge."""
+    quickstart, policy, run = ROOT / "configs" / "quickstart" / "policy", tmp_path / "policy", tmp_path / "run"
+    vocab_size = json.loads((quickstart / "config.json").read_text())["vocab_size"]
+    write_family(FAMILIES["qwen3-moe"], policy, vocab_size=vocab_size)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(quickstart / file, policy)
+    small = (f"model.policy.path={policy}", "data.train_batch_size=4", "evaluate.freq=0", "reward.functions={}")
+    train(run, "rewards", *small, "algorithm.filter_groups=false", base="configs/quickstart.yaml")
+    assert all(row["mismatch/max_abs_logprob_diff"] < 1e-4 for row in rows(run) if row["step"])
+    out = succeed(pivot("export", str(run)))
+    assert "transformers and vLLM load it; 8 of 8 greedy answers are the same" in out
+    assert float(out.strip().split()[-1]) < 1e-3
+    saved, first = (
+        load_file(path) for path in (run / "exports" / "step_3" / "model.safetensors", policy / "model.safetensors")
+    )
+    assert saved.keys() == first.keys()
+    assert all((saved[name] != first[name]).any() for name in saved if ".experts." in name or "_proj" in name)

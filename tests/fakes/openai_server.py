@@ -3,7 +3,8 @@
     python -m tests.fakes.openai_server PORT
 
 What it says depends on the prompt alone. `faults` of a request's prompt: `<slow>` takes long, `<empty>` says nothing,
-`<503 N>` is answered so N times, `<400>` always, `<garbage>` is no JSON, `<reasoning>` gives its verdict there only.
+`<503 N>` is answered so N times, `<400>` always, `<garbage>` is no JSON, `<reasoning>` gives its verdict there only,
+`<thought>` gives another one there first, under the name that vLLM has for it.
 """
 
 import asyncio
@@ -57,6 +58,8 @@ def make_app() -> Any:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(pieces)}
         if "<reasoning>" in text:
             message = {"role": "assistant", "content": "hm", "reasoning_content": "Verdict: yes"}
+        if "<thought>" in text:
+            message["reasoning"] = "Verdict: no"
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [{"token": p, "logprob": math.log(0.8)} for p in pieces]}

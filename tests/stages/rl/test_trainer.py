@@ -275,7 +275,7 @@ def test_r13_another_base_model_is_refused(model, tmp_path):
     trainer = HfTrainer(make_config(model, algorithm__kl=kl))
     path = trainer.save(str(tmp_path / "checkpoints"))
     other = write_model(tmp_path / "other", initializer_range=0.2)
-    with pytest.raises(RunError, match="KL reference"):
+    with pytest.raises(RunError, match="with the base model"):
         HfTrainer(make_config(other, algorithm__kl=kl)).load(path)
     with pytest.raises(RunError, match="gives none"):
         HfTrainer(make_config(model)).load(path)

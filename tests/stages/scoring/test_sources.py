@@ -126,6 +126,16 @@ def test_r29_r30_failures_of_a_server_are_typed(
     assert list(found.values()) == [1.0, "timeout", "empty", 1.0, "refused", "unparsed", "unparsed"], task.lines
 
 
+@pytest.mark.parametrize("is_said", [True, False])
+def test_r30_reasoning_that_a_server_gives_apart_is_reasoning(
+    queue_client: Any, step: int, data: dict[str, Any], server: Server, is_said: bool
+) -> None:
+    """A judge that must end its reasoning has done so where the server tells of it apart, and else not."""
+    genrm = endpoint(server, verdict={"reasoning_end": "</think>"})
+    found, _, _ = scored(queue_client, step, ["good <thought>" if is_said else "good"], data, {"genrm": genrm})
+    assert list(found.values()) == [1.0 if is_said else "truncated"]
+
+
 def test_a_wrong_key_and_a_server_that_never_comes_are_said(
     queue_client: Any, step: int, data: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
