@@ -1,6 +1,6 @@
 """Which boxes are on their way from one node's memory to readers of another, and over which pair of movers.
 
-    asked ▶ MOVING ─Moved of both▶ the pair is free for the next
+    asked ▶ MOVING ─Moved of who asked▶ the pair is free for the next: the source, too, is about to be
               └─MoveFailed of either, the end of a mover or of a node▶ the pair is gone, and who asked hears of it
 
 A mover asks each source for one thing at a time, so a pair is never shared. Like those of copies (copies.py) it belongs
@@ -51,7 +51,7 @@ class Fetches:
         key = (asked.source, node)
         self._number -= 1
         pair = self._pairs.get(key)
-        if pair is None or pair.lives != lives or pair.unheard:
+        if pair is None or pair.lives != lives or node in pair.unheard:
             self._drop(pair)
             rendezvous = self._folder / f"fetch-{self._attempt}{self._number}"
             pair = self._pairs[key] = _Pair(*key, lives, rendezvous, 0, 0, 0, set())

@@ -27,7 +27,7 @@ def moved(fetches: Fetches, number: int, *nodes: str) -> None:
         fetches.moved(node, said)
 
 
-def test_a_pair_is_used_again_while_both_ends_get_through_and_what_came_is_kept(fetches: Fetches) -> None:
+def test_a_pair_is_used_again_while_all_arrives_and_what_came_is_kept(fetches: Fetches) -> None:
     first = ask(fetches, 1)
     assert [(node, move.rank, move.number, move.ask, move.want) for node, move in first.items()] == [
         ("a", 0, -1, 1, "/w"),
@@ -37,10 +37,11 @@ def test_a_pair_is_used_again_while_both_ends_get_through_and_what_came_is_kept(
     second = ask(fetches, 2)
     assert second["a"].rendezvous == first["a"].rendezvous and second["a"].number == -2
     moved(fetches, -2, "b")
-    third = ask(fetches, 3)
-    assert third["a"].rendezvous != first["a"].rendezvous, "one end was not through with it"
+    assert ask(fetches, 3)["a"].rendezvous == first["a"].rendezvous, "what is sent has been received"
+    moved(fetches, -3, "a")
+    assert ask(fetches, 4)["a"].rendezvous != first["a"].rendezvous, "it has not been received"
     assert list(fetches.made) == [Made(7, "a", "b", 10, 0.5)] * 2
-    assert (fetches.num_asked, fetches.num_known) == (3, 2)
+    assert (fetches.num_asked, fetches.num_known) == (4, 3)
 
 
 def test_another_life_of_an_agent_gets_another_pair(fetches: Fetches) -> None:

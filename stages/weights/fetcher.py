@@ -34,11 +34,13 @@ from pipeline.gps.store import Store
 from pipeline.gps.wants import Piece, Want, cut_up, read_wants, write_wants
 
 _NOWHERE = Place("", 0, ())
+_END_S = 2.0
 
 
 @dataclass
 class Stream:
-    """What comes from one source into the halves of a reader's buffer."""
+    """What comes from one source into the halves of a reader's buffer. `over`: the controller has been told how it
+    ended; only then the source is asked again, so that the pair of movers is still one."""
 
     ask: int
     number: int
@@ -46,6 +48,7 @@ class Stream:
     halves: tuple[Tensor, Tensor]
     say: Callable[[Filled | Failed], None]
     emptied: "queue.SimpleQueue[bool]" = field(default_factory=queue.SimpleQueue)
+    over: threading.Event = field(default_factory=threading.Event)
 
     def places(self) -> Iterator[Tensor]:
         """Where the pieces go, one after the other; waits until the half is empty. RuntimeError if nobody reads."""
@@ -58,6 +61,11 @@ class Stream:
         """The reader hears of it, if it is still there, and of nothing after it."""
         with suppress(OSError):
             self.say(Failed(reason, is_gone))
+
+    def end(self) -> None:
+        """Nobody reads the rest. Waits for its pair, unless that hangs: then the next read gets another."""
+        self.emptied.put(False)
+        self.over.wait(_END_S)
 
 
 class Fetcher:
@@ -93,11 +101,17 @@ class Fetcher:
                 self._piles = piles
             case wire_gps.FetchFailed(ask=ask, reason=reason):
                 if stream := self._streams.get(ask):
+                    stream.over.set()
                     stream.fail(reason)
 
     def stream(self, ask: int) -> Stream:
         """What was asked for under this number. Raises LookupError if nobody waits for it any more."""
         return self._streams[ask]
+
+    def told(self, move: wire_gps.Move) -> None:
+        """The controller has heard how it ended."""
+        if stream := self._streams.get(move.ask):
+            stream.over.set()
 
     # --- a reader ----------------------------------------------------------------------------------------------------
 
@@ -162,8 +176,8 @@ class Fetcher:
                 self._attend(end, streams)
             finally:
                 for stream in streams:
+                    stream.end()
                     del self._streams[stream.ask]
-                    stream.emptied.put(False)
 
     def _attend(self, end: End, streams: Sequence[Stream]) -> None:
         """Until the reader has all pieces. Of a source that fails it hears, goes, and comes again."""

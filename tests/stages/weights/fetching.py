@@ -4,7 +4,7 @@ import os
 import select
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,16 +50,16 @@ class World:
         self._readers.append(others)
         return Store.attach(f"{self.gps[name]}-policy", others)
 
-    def publish(self, version: int) -> None:
-        """Every node gets its piles of what `content` says, and shows them."""
+    def publish(self, version: int, made: Callable[[str, int, int], bytes] | None = None) -> None:
+        """Every node gets its piles of what `made` says (`content`, if nothing is given), and shows them."""
         with self._publishing:
-            self._publish(version)
+            self._publish(version, made or content)
 
-    def _publish(self, version: int) -> None:
+    def _publish(self, version: int, made: Callable[[str, int, int], bytes]) -> None:
         for name, store in self.stores.items():
             with store.write(version, LIMIT_S) as writer:
                 for tensor, entry in store.in_piles(self.piles[name]).items():
-                    writer.buffer[entry.offset : entry.offset + entry.nbytes] = content(tensor, version, entry.nbytes)
+                    writer.buffer[entry.offset : entry.offset + entry.nbytes] = made(tensor, version, entry.nbytes)
             store.seal(version, self.piles[name])
 
     def lose(self, name: str) -> None:
