@@ -105,7 +105,13 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(f"{text!r} is no override: write section.key=value")
-    return path, parse(value, f"the override {text!r}") if value.strip() else ""
+    try:
+        return path, parse(value, f"the override {text!r}") if value.strip() else ""
+    except ConfigError as error:
+        quoted = key.strip() + "='\"" + value.strip() + "\"'"
+        raise ConfigError(
+            f"{error}. A text with YAML's own signs in it is quoted twice for a shell: {quoted}"
+        ) from None
 
 
 def nest(path: tuple[str, ...], value: Any) -> Tree:
