@@ -43,6 +43,7 @@ from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
 from pipeline.watcher import Watcher
+from pipeline.watching.judge import Failing, told
 from pipeline.weights_view import describe_weights
 
 if TYPE_CHECKING:
@@ -185,7 +186,9 @@ class Controller:
             copies=self.nodes.copies,
             keep_judged=self.tracking.log_judged,
         )
-        self.watcher = self.shell.watcher = Watcher(self.core, self.config, self.shell.post, self.run)
+        self.watcher = self.shell.watcher = Watcher(
+            self.core, self.config, self.shell.post, self.run, judge_fails=self._judge_fails
+        )
         self._opened.callback(self.watcher.close)
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
         for sig in STOPPING:
@@ -307,6 +310,17 @@ class Controller:
         self.queue.progress()
         self.metrics_log.append(step, row)
         self.tracking.log(step, row)
+
+    def _judge_fails(self, failing: Failing) -> None:
+        """The answers are in the queue: they are read beside the loop, and told by status.json."""
+
+        def read() -> None:
+            answers = {}
+            with contextlib.suppress(PivotError):  # the counts are told without them
+                answers = {row.id: (row.failure, row.critique) for row in self.shell.queue.get(failing.ids)}
+            self.status.value["judge"] = told(failing, answers, self.config.reward.genrm)
+
+        asyncio.get_running_loop().run_in_executor(None, read)
 
     # --- ending ----------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class StatusFile:
             "steps": [],
             "shifts": [],
             "weights": None,
+            "judge": None,
             "error": None,
             "mlflow": None,
             "cluster": config.cluster.kind,

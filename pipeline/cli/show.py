@@ -68,7 +68,7 @@ def describe(run: RunFolder, status: Status) -> str:
         for worker in status.get("workers") or ()
         if status["live"]
     ]
-    lines = [visible(run.name), table(rows)]
+    lines = [visible(run.name), table(rows), *judge_news(status)]
     if how_it_stands(status) == "died":
         lines.append("  the controller was killed and could not say why")
         if run.job.exists():
@@ -78,6 +78,16 @@ def describe(run: RunFolder, status: Status) -> str:
     if how_it_stands(status) in ("died", "failed", "cancelled"):
         lines.append(f"  go on: pivot-pipeline resume {as_argument(run)}")
     return "\n".join(lines)
+
+
+def judge_news(status: Status | None) -> list[str]:
+    """A judge that failed on most of what it was asked first, with two of its answers."""
+    judge = (status or {}).get("judge")
+    if not judge:
+        return []
+    from pipeline.report.judge import describe
+
+    return [visible(line) for line in describe(judge)]
 
 
 def describe_error(status: Status) -> str:
