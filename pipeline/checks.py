@@ -128,7 +128,7 @@ def _of_hub(folder: Path) -> str:
     )
 
 
-def _positions(model: str) -> int | None:
+def positions(model: str) -> int | None:
     """The model's context, in tokens; None if nothing says."""
     described = Path(model) / "config.json"
     if not described.is_file():
@@ -147,12 +147,12 @@ def check_judge(config: Config) -> None:
 
     model, genrm = config.judge_model, config.reward.genrm
     if model is not None and genrm is not None and model.path != EMULATED:
-        resolve("stages.genrm.room:check_judge_room")(model.path, genrm, _positions(model.path))
+        resolve("stages.genrm.room:check_judge_room")(model.path, genrm, positions(model.path))
 
 
 def check_length(config: Config) -> None:
     """A response must fit into the policy's context after the longest prompt."""
-    limit = _positions(config.model.policy.path)
+    limit = positions(config.model.policy.path)
     prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
     if limit is not None and prompt + response > limit:
         raise ConfigError(

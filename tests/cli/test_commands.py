@@ -45,6 +45,7 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
         "export",
         "gps",
         "logs",
+        "new",
         "plan",
         "report",
         "resume",
