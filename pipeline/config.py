@@ -314,13 +314,13 @@ def without_secrets(config: Config) -> str:
     """The configuration as YAML that may be shown: no passwords in URIs, no values of secret-looking variables."""
     tree = config.model_dump(mode="json")
     env = tree["cluster"]["env"]
-    tree["cluster"]["env"] = {key: "***" if _SECRET_NAME.search(key) else value for key, value in env.items()}
+    tree["cluster"]["env"] = {key: "***" if SECRET_NAME.search(key) else value for key, value in env.items()}
     return without_passwords(dump(tree))
 
 
 def without_passwords(text: str) -> str:
     """The text with the user and password of each URI in it masked."""
-    return _CREDENTIALS.sub("://***@", text)
+    return CREDENTIALS.sub("://***@", text)
 
 
 def is_set(variable: str) -> bool:
@@ -328,8 +328,8 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 def _validated(tree: Tree, sources: Sources, name: str) -> Config:

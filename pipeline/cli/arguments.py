@@ -2,8 +2,12 @@
 
 import click
 
-config_arguments = click.argument("config", nargs=-1, required=True, metavar="CONFIG... [KEY.PATH=VALUE ...]")
-run_argument = click.argument("run")
+from pipeline.cli.completion import configs, runs
+
+config_arguments = click.argument(
+    "config", nargs=-1, required=True, metavar="CONFIG... [KEY.PATH=VALUE ...]", shell_complete=configs
+)
+run_argument = click.argument("run", shell_complete=runs)
 cluster_option = click.option(
     "--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind."
 )

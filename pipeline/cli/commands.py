@@ -12,6 +12,8 @@ import click
 from pipeline.cli.arguments import allocation_option, cluster_option, config_arguments, run_argument, wait_option
 from pipeline.cli.commands_new import new
 from pipeline.cli.commands_planning import compare, plan, simulate
+from pipeline.cli.commands_runs import completion, export_config, list_runs
+from pipeline.cli.completion import runs
 from pipeline.core.errors import ConfigError, PivotError
 from pipeline.disk import is_full_error
 
@@ -83,7 +85,7 @@ def resume(
 
 
 @commands.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (without RUN: a list of them).")
 def status(run: str | None, as_json: bool) -> int:
     """Show how a run stands; without RUN, the runs in ./runs."""
@@ -225,7 +227,7 @@ def gps(run: str, as_json: bool) -> int:
     return gps(run, as_json)
 
 
-for _command in (new, simulate, plan, compare):
+for _command in (new, list_runs, export_config, completion, simulate, plan, compare):
     commands.add_command(_command)
 
 

@@ -40,7 +40,7 @@ def status(name: str | None, as_json: bool) -> int:
     elif not found:
         click.echo(f"no runs in {DEFAULT_ROOT.absolute()}")
     else:
-        rows = [(r.name, how_it_stands(s), _progress(s), _age(s)) for r, s in zip(found, states, strict=True)]
+        rows = [(r.name, how_it_stands(s), progress(s), _age(s)) for r, s in zip(found, states, strict=True)]
         click.echo(table([("RUN", "STATUS", "STEP", "UPDATED"), *rows], indent=""))
     return 0
 
@@ -49,7 +49,7 @@ def describe(run: RunFolder, status: Status) -> str:
     """Some lines about a run, whatever its state."""
     rows = [
         ("status", how_it_stands(status)),
-        ("step", _progress(status)),
+        ("step", progress(status)),
         ("stage", status.get("stage") or "-"),
         ("attempt", str(status["attempt"])),
         ("updated", _age(status)),
@@ -199,7 +199,7 @@ def _wait_for_end(status: Status) -> None:
         time.sleep(_POLL_S)
 
 
-def _progress(status: Status) -> str:
+def progress(status: Status) -> str:
     return f"{status.get('step', 0)} of {status.get('total_steps', '?')}"
 
 
