@@ -196,8 +196,8 @@ def check_rewards(config: Config) -> None:
 
 
 def check_own(config: Config) -> None:
-    """Where the code of the user's own stages and of the rollout function is."""
-    from pipeline.own_code import ROLLOUT, STAGE, check_function
+    """Where the code of the user's own stages, of the rollout function and of sinks is."""
+    from pipeline.own_code import ROLLOUT, SINK, STAGE, check_function
 
     for folder in config.run.code_path:
         if not Path(folder).is_dir():
@@ -207,6 +207,8 @@ def check_own(config: Config) -> None:
         check_function("rollout.function", config.rollout.function, config.run.code_path, called)
     for number, stage in enumerate(config.stages):
         check_function(f"stages.{number}.path", stage.path, config.run.code_path, STAGE)
+    for path in config.tracking.also:
+        check_function("tracking.also", path, config.run.code_path, SINK)
 
 
 def check_checkpoints(uri: str) -> None:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from pipeline.config_types import Int, Section
+from pipeline.config_types import Int, Paths, Section
 
 
 class Checkpoint(Section):
@@ -29,3 +29,7 @@ class Tracking(Section):
         description="MLflow URI; empty: MLFLOW_TRACKING_URI, else the run folder's mlflow.db; `none`: no MLflow",
     )
     experiment: str = Field(default="pivot-pipeline", min_length=1, description="MLflow experiment of the run")
+    also: Paths = Field(
+        default=[],
+        description="Own sinks beside MLflow: module:name or path/to/file.py:name of what has start, log and close",
+    )

@@ -39,6 +39,7 @@ _COMPUTE_SCORE = "def compute_score(data_source, solution_str, ground_truth, ext
 SCORE = Called(form=_COMPUTE_SCORE, names=("solution_str", *_ROW))
 CHECKER = Called(form=_COMPUTE_SCORE, positional=4)
 STAGE = Called(form="def name(stage)", positional=1)
+SINK = Called(form="class Name, with start(run), log(step, metrics) and close(status)")
 ROLLOUT = Called(form="async def name(client, **row)", positional=1, names=("messages", *_ROW), is_awaited=True)
 
 

@@ -73,6 +73,7 @@ class StatusFile:
             "judge": None,
             "error": None,
             "mlflow": None,
+            "sinks": [],
             "cluster": config.cluster.kind,
         }
 

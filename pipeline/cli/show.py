@@ -60,6 +60,9 @@ def describe(run: RunFolder, status: Status) -> str:
         from pipeline.cli.job import describe_job
 
         rows.insert(1, ("job", describe_job(status["job"])))
+    for sink in status.get("sinks") or ():
+        reached = f"has step {sink['last_step']}" if sink["last_step"] >= 0 else "has no step yet"
+        rows.append(("also to", f"{sink['path']}: {sink['trouble'] or reached}"))
     nodes = status.get("nodes") or {}
     if status["live"] and (len(nodes) > 1 or set(nodes.values()) - {"ready"}):
         rows.append(("nodes", ", ".join(f"{node} {state}" for node, state in nodes.items())))
