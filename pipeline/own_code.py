@@ -59,21 +59,43 @@ def check_function(where: str, path: str, code_path: Sequence[str], called: Call
         _check_file(where, source, name, called)
 
 
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """`source` None: it is no Python source. `folders`: of a package."""
+
+    source: Path | None
+    folders: list[Path]
+
+
 def _source_of(where: str, path: str, module: str, code_path: Sequence[str]) -> Path | None:
     """The module's file; None for what is no Python source. No package on the way is imported."""
-    spec: ModuleSpec | None = None
-    folders: Sequence[str] | None = None
     parts = module.split(".")
-    for number, part in enumerate(parts, 1):
-        name = ".".join(parts[:number])
-        if number == 1:
-            spec = _top(part) or PathFinder.find_spec(part, [*code_path])
-        else:
-            spec = PathFinder.find_spec(name, folders) if folders is not None else None
-        if spec is None:
+    spec = _top(parts[0]) or PathFinder.find_spec(parts[0], [*code_path])
+    found = None
+    if spec is not None:
+        source = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+        found = _Module(source, [*map(Path, spec.submodule_search_locations or ())])
+    for number, part in enumerate(parts):
+        if number and found is not None:
+            found = _within(found.folders, part)
+        if found is None:
+            name = ".".join(parts[: number + 1])
             raise ConfigError(f"{where} {path!r}: no module {name!r} in run.code_path {list(code_path)} or installed")
-        folders = spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+    return found.source if found is not None else None
+
+
+def _within(folders: Sequence[Path], part: str) -> _Module | None:
+    """The module of this name in a package of these folders."""
+    places = [folder / part for folder in folders]
+    for place in places:
+        if (source := place / "__init__.py").is_file():
+            return _Module(source, [place])
+        if (source := place.with_name(f"{part}.py")).is_file():
+            return _Module(source, [])
+        if any(place.parent.glob(f"{part}.*.so")):
+            return _Module(None, [])
+    namespace = [place for place in places if place.is_dir()]
+    return _Module(None, namespace) if namespace else None
 
 
 def _top(name: str) -> ModuleSpec | None:
@@ -127,7 +149,7 @@ def _misfit(function: ast.FunctionDef | ast.AsyncFunctionDef, called: Called) ->
         return f"takes no {refused[0]}"
     needed = {arg.arg for arg in by_place[called.positional : len(by_place) - len(args.defaults)]}
     needed |= {arg.arg for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None}
-    if missing := sorted(needed - {*called.names}):
+    if missing := sorted(needed - ({*called.names} & taken)):
         return f"wants {missing[0]}, which nobody gives (`options` would)"
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
     is_plain = isinstance(function, ast.FunctionDef) and not returns  # else it may return what can be awaited
