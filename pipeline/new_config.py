@@ -128,7 +128,7 @@ def draft(answers: Answers, found: Found) -> Tree:
         "evaluate": {
             "freq": 10 if is_evaluated else 0,
             "num_prompts": _EVALUATED,
-            **({"function": answers.functions[0]} if answers.functions else {}),
+            **({"function": answers.functions[0]} if is_evaluated else {}),
         },
         "tracking": {"uri": "", "experiment": "pivot-pipeline"},
     }

@@ -71,6 +71,15 @@ def test_a_draft_is_a_configuration(
     assert config.model.policy.dtype == ("bfloat16" if has_gpus else "float32")
 
 
+def test_a_function_that_only_scores_is_no_checker(pivot: Pivot, tmp_path: Path) -> None:
+    """A checker is called with arguments by position, a reward function with arguments by name."""
+    (tmp_path / "mine.py").write_text("def shorter(solution_str, **row):\n    return 1 / (1 + len(solution_str))\n")
+    models = ("--policy", "quickstart/policy", "--data", "quickstart/train.jsonl", "--function", "mine.py:shorter")
+    assert pivot("new", "mine", *models, "--gpus", "2").code == 0
+    checked = pivot("new", "checked", *models, "--val", "quickstart/val.jsonl")
+    assert checked.code == 2 and "evaluate.function" in checked.err and "valid: def compute_score(" in checked.err
+
+
 def test_what_is_missing_is_said_and_nothing_is_written(pivot: Pivot, tmp_path: Path) -> None:
     done = pivot("new", "mine", "--policy", "emulated")
     assert done.code == 2 and done.out == "" and list(tmp_path.iterdir()) == []
