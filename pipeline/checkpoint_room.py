@@ -18,6 +18,8 @@ _MOMENTS = 2
 def checkpoint_bytes(config: "Config") -> int:
     """What one takes: the weights as they are served, in float32 where that is another type, and the moments."""
     policy = config.model.policy
+    if config.trainer.lora is not None:  # the moments are the adapters' alone, and small
+        return needed_bytes(policy.path, policy.dtype, 1)
     num_full = _MOMENTS + (policy.dtype != "float32")
     return needed_bytes(policy.path, policy.dtype, 1) + needed_bytes(policy.path, "float32", num_full)
 
