@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from pipeline.checkpoint_room import check_disk
 from pipeline.config import Config, Model, is_set
 from pipeline.config_ranks import check_ranks
 from pipeline.config_trainer import check_lora
@@ -19,14 +20,14 @@ _STATES = 3
 _STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 
 
-def check_all(config: Config) -> None:
-    """Raise ConfigError with all that is wrong: packages, models, tokenizers, data, template, evaluation, room.
+def check_all(config: Config, folder: Path | None = None) -> None:
+    """Raise ConfigError with all that is wrong: packages, models, tokenizers, data, template, evaluation, room in
+    memory and on the disk. `folder`: the run's, where it is not `run.root/run.name`.
 
     Reads files (all of the data) but imports nothing heavy and starts nothing. Where checkpoint.uri is a URL, a small
     file is written there, and removed.
     """
     from pipeline import data
-    from pipeline.stage import resolve
 
     wrong = [
         *_failures(check_packages, config, is_installed),
@@ -44,14 +45,16 @@ def check_all(config: Config) -> None:
         if model is None or engine is None:
             continue
         wrong += _failures(check_model, where, model, engine.name) or [
-            *_failures(resolve("stages.text:check_tokenizer"), model.path),
+            *(f"{where}.path: {said}" for said in _of_tokenizer(model.path)),
             *_failures(check_ranks, where, model),
         ]
     wrong += _failures(check_length, config)
     if config.trainer.lora is not None and config.model.policy.path != EMULATED:
         wrong += _failures(check_lora, config.trainer.lora, config.model.policy.path)
+    wrong = wrong or _failures(check_judge, config)
     wrong = wrong or _failures(check_slot_memory, config)
-    if wrong := wrong or _failures(_check_room, config):
+    wrong = wrong or _failures(_check_room, config)
+    if wrong := wrong or _failures(check_disk, config, folder or Path(config.run.root) / config.run.name):
         raise ConfigError("\n".join(wrong))
 
 
@@ -61,6 +64,14 @@ def _failures(check: Callable[..., object], *args: object) -> list[str]:
     except ConfigError as error:
         return [str(error)]
     return []
+
+
+def _of_tokenizer(model: str) -> list[str]:
+    from pipeline.stage import resolve
+
+    return _failures(resolve("stages.text:check_tokenizer"), model) or _failures(
+        resolve("stages.text:check_vocabulary"), model
+    )
 
 
 def is_installed(distribution: str) -> bool:
@@ -99,6 +110,7 @@ def check_model(where: str, model: Model, engine: str) -> None:
         raise ConfigError(
             f"{where}.path: no such folder: {folder}; valid: a folder with config.json, *.safetensors and a tokenizer. "
             "A relative path is looked for in the working directory, beside the YAML file, among the packaged configs"
+            f"{_of_hub(folder)}"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{where}.path: {folder} holds no config.json, so it is no model in Hugging Face's layout")
@@ -106,10 +118,41 @@ def check_model(where: str, model: Model, engine: str) -> None:
         raise ConfigError(f"{where}.path: {folder} holds no *.safetensors; other weight files are not read")
 
 
+def _of_hub(folder: Path) -> str:
+    """What to do about the name of a model on the Hugging Face hub."""
+    if not folder.is_relative_to(Path.cwd()) or len(parts := folder.relative_to(Path.cwd()).parts) != 2:
+        return ""
+    name = "/".join(parts)
+    return (
+        f". If {name} is a name on the Hugging Face hub: runs load nothing, so `hf download {name} --local-dir {name}`"
+    )
+
+
+def positions(model: str) -> int | None:
+    """The model's context, in tokens; None if nothing says."""
+    described = Path(model) / "config.json"
+    if not described.is_file():
+        return None
+    try:
+        found = json.loads(described.read_text())
+        limit = found.get("max_position_embeddings", found.get("text_config", {}).get("max_position_embeddings"))
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{described}: no JSON object: {error}") from None
+    return int(limit) if limit else None
+
+
+def check_judge(config: Config) -> None:
+    """A verdict fits into what the judge may write, and that into its context."""
+    from pipeline.stage import resolve
+
+    model, genrm = config.judge_model, config.reward.genrm
+    if model is not None and genrm is not None and model.path != EMULATED:
+        resolve("stages.genrm.room:check_judge_room")(model.path, genrm, positions(model.path))
+
+
 def check_length(config: Config) -> None:
     """A response must fit into the policy's context after the longest prompt."""
-    described = Path(config.model.policy.path) / "config.json"
-    limit = json.loads(described.read_text()).get("max_position_embeddings") if described.is_file() else None
+    limit = positions(config.model.policy.path)
     prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
     if limit is not None and prompt + response > limit:
         raise ConfigError(
@@ -138,7 +181,7 @@ def check_batch(config: Config) -> None:
 
 def check_rewards(config: Config) -> None:
     """The judge's template, the key of its endpoint, and where the code of reward functions is."""
-    from pipeline.own_code import check_function
+    from pipeline.own_code import SCORE, check_function
     from pipeline.stage import resolve
 
     genrm = config.reward.genrm
@@ -148,17 +191,24 @@ def check_rewards(config: Config) -> None:
         if genrm.endpoint is not None and (name := genrm.endpoint.key_variable) and not is_set(name):
             raise ConfigError(f"reward.genrm.endpoint.key_variable: there is no variable {name} in this environment")
     for name, function in config.reward.functions.items():
-        check_function(f"reward.functions.{name}.path", function.path, config.run.code_path)
+        called = SCORE.with_options(function.options)
+        check_function(f"reward.functions.{name}.path", function.path, config.run.code_path, called)
 
 
 def check_own(config: Config) -> None:
-    """Where the code of the user's own stages and of the rollout function is."""
-    from pipeline.own_code import check_function
+    """Where the code of the user's own stages, of the rollout function and of sinks is."""
+    from pipeline.own_code import ROLLOUT, SINK, STAGE, check_function
 
+    for folder in config.run.code_path:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"run.code_path: no such folder: {folder}; valid: the folder that holds your modules")
     if config.rollout.function:
-        check_function("rollout.function", config.rollout.function, config.run.code_path)
+        called = ROLLOUT.with_options(config.rollout.function_options)
+        check_function("rollout.function", config.rollout.function, config.run.code_path, called)
     for number, stage in enumerate(config.stages):
-        check_function(f"stages.{number}.path", stage.path, config.run.code_path)
+        check_function(f"stages.{number}.path", stage.path, config.run.code_path, STAGE)
+    for path in config.tracking.also:
+        check_function("tracking.also", path, config.run.code_path, SINK)
 
 
 def check_checkpoints(uri: str) -> None:

@@ -7,6 +7,7 @@ A key that stands twice in one mapping is refused.
 
 import re
 from collections.abc import Hashable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ class _Dumper(yaml.SafeDumper):
     """Quotes what a reader of either version of YAML would not take for text."""
 
 
+class _FlatDumper(_Dumper):
+    """Texts of several lines are quoted."""
+
+
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
@@ -66,6 +71,10 @@ for _tag, (_pattern, _first) in _SCALARS.items():
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 _Dumper.add_representer(str, _represent_text)
+_FlatDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None),
+)
 
 
 def parse(text: str, where: str) -> Any:
@@ -84,6 +93,14 @@ def dump(tree: Tree) -> str:
     """YAML that `parse` reads back to the same tree; long texts stay readable."""
     text: str = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+def dump_flat(value: Any) -> str:
+    """The same of any value, on one line."""
+    text: str = yaml.dump(
+        value, Dumper=_FlatDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=inf
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def read_tree(path: Path) -> Tree:
@@ -105,7 +122,13 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(f"{text!r} is no override: write section.key=value")
-    return path, parse(value, f"the override {text!r}") if value.strip() else ""
+    try:
+        return path, parse(value, f"the override {text!r}") if value.strip() else ""
+    except ConfigError as error:
+        quoted = key.strip() + "='\"" + value.strip() + "\"'"
+        raise ConfigError(
+            f"{error}. A text with YAML's own signs in it is quoted twice for a shell: {quoted}"
+        ) from None
 
 
 def nest(path: tuple[str, ...], value: Any) -> Tree:

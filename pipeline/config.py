@@ -16,6 +16,7 @@ from pipeline.compose import Sources, Tree, dump, leaves, merge, nest, parse_ove
 from pipeline.config_engine import EngineOptions
 from pipeline.config_errors import explain
 from pipeline.config_gps import Gps
+from pipeline.config_outputs import Checkpoint, Evaluate, Tracking
 from pipeline.config_paths import find_config, packaged_configs, with_absolute_inputs
 from pipeline.config_placement import Placement
 from pipeline.config_ranks import with_ranks
@@ -133,32 +134,6 @@ class Algorithm(Section):
     max_logprob_diff: Float = Field(
         default=0.0, ge=0, description="Stop if trainer and engine differ by more on a token; 0: only measured"
     )
-
-
-class Checkpoint(Section):
-    uri: str = Field(default="", description="Any fsspec URL; empty: the run folder's checkpoints/")
-    save_freq: Int = Field(default=10, ge=1, description="Steps between checkpoints; the last step is always saved")
-    keep: Int = Field(default=2, ge=1, description="So many are kept, the newest ones")
-
-
-class Evaluate(Section):
-    freq: Int = Field(
-        default=0, ge=0, description="Steps between evaluations; 0: never. Also before the first step and at the end"
-    )
-    num_prompts: Int = Field(default=256, ge=1, description="The first so many of data.val_files")
-    samples: Int = Field(default=1, ge=1, description="Responses per prompt")
-    seed: Int = Field(default=1, ge=0, description="Of the sampled answers, the same at each evaluation")
-    function: str = Field(
-        default="", description="module:name of compute_score(data_source, solution_str, ground_truth, extra_info)"
-    )
-
-
-class Tracking(Section):
-    uri: str = Field(
-        default="",
-        description="MLflow URI; empty: MLFLOW_TRACKING_URI, else the run folder's mlflow.db; `none`: no MLflow",
-    )
-    experiment: str = Field(default="pivot-pipeline", min_length=1, description="MLflow experiment of the run")
 
 
 class Limits(Section):
@@ -339,13 +314,13 @@ def without_secrets(config: Config) -> str:
     """The configuration as YAML that may be shown: no passwords in URIs, no values of secret-looking variables."""
     tree = config.model_dump(mode="json")
     env = tree["cluster"]["env"]
-    tree["cluster"]["env"] = {key: "***" if _SECRET_NAME.search(key) else value for key, value in env.items()}
+    tree["cluster"]["env"] = {key: "***" if SECRET_NAME.search(key) else value for key, value in env.items()}
     return without_passwords(dump(tree))
 
 
 def without_passwords(text: str) -> str:
     """The text with the user and password of each URI in it masked."""
-    return _CREDENTIALS.sub("://***@", text)
+    return CREDENTIALS.sub("://***@", text)
 
 
 def is_set(variable: str) -> bool:
@@ -353,8 +328,8 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 def _validated(tree: Tree, sources: Sources, name: str) -> Config:

@@ -125,17 +125,17 @@ def _field(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
     return _walk(model, path)[0]
 
 
-def _all_names(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def all_names(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for key, field in model.model_fields.items():
         yield (*path, key)
         if section := submodel(field.annotation) or item_of(field):
-            yield from _all_names(section, (*path, key))
+            yield from all_names(section, (*path, key))
 
 
 def _proposal(model: type[BaseModel], path: tuple[str, ...]) -> str:
     """Where the key belongs, the nearest valid name, or nothing."""
     name, section = path[-1], tuple(part for part in path[:-1] if not part.isdigit())  # items of lists are one section
-    names = list(_all_names(model))
+    names = list(all_names(model))
     homes = sorted(".".join(p[:-1]) or "the top level" for p in names if p[-1] == name)
     called = [(key, tuple(ours.split("."))) for key, ours in _ELSEWHERE_CALLED.items()]
     best, target = max(

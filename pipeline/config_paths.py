@@ -16,7 +16,7 @@ _INPUTS = (
     ("model", "genrm", "path"),
 )
 _TEMPLATE = ("reward", "genrm", "template")
-_FUNCTIONS = (("evaluate", "function"), ("rollout", "function"))
+_FUNCTIONS = (("evaluate", "function"), ("rollout", "function"), ("tracking", "also"))
 
 
 def with_absolute_inputs(tree: Tree, folders: list[Path]) -> Tree:

@@ -48,7 +48,7 @@ class Endpoint(Section):
     @classmethod
     def _is_a_url(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r}: valid begins with http:// or https://")
+            raise ValueError("it must begin with http:// or https://")
         return url.rstrip("/")
 
 

@@ -1,12 +1,14 @@
 """`cluster.slurm`: how the one job that holds a run's nodes is asked for."""
 
+import math
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.config_types import Int, Section
 
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _LINE = re.compile(r"[^\n\r\x00]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _OURS = (
@@ -14,6 +16,21 @@ _OURS = (
     *("ntasks", "ntasks-per-node", "wrap", "chdir", "export", "get-user-env"),
 )
 _TEXTS = ("partition", "account", "qos", "time", "gres", "mem", "constraint", "exclude", "container")
+
+
+def time_s(text: str) -> float | None:
+    """Seconds of a time limit as sbatch takes it; None for what is none."""
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    days, parts = found["days"], [int(part) for part in found["rest"].split(":")]
+    if days is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:  # minutes, minutes:seconds or hours:minutes:seconds
+        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+    return int(days or 0) * 86400.0 + hours * 3600 + minutes * 60 + seconds
 
 
 class Slurm(Section):
@@ -52,6 +69,23 @@ class Slurm(Section):
         if not _LINE.fullmatch(value):
             raise ValueError("must be one line")
         return value
+
+    @field_validator("time")
+    @classmethod
+    def _is_time(cls, value: str) -> str:
+        if value and time_s(value) is None:
+            raise ValueError(f"{value!r} is no time limit; sbatch takes 30 (minutes), 1:30:00, 2-12:00:00 or UNLIMITED")
+        return value
+
+    @model_validator(mode="after")
+    def _leaves_time_to_work(self) -> "Slurm":
+        limit = time_s(self.time)
+        if limit is not None and limit <= self.signal_s:
+            raise ValueError(
+                f"time {self.time} is {limit:g} s, and the run saves and leaves signal_s {self.signal_s} s before its "
+                "end: no step would be left; valid is more"
+            )
+        return self
 
     @field_validator("extra", mode="before")
     @classmethod

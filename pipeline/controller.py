@@ -38,11 +38,13 @@ from pipeline.nodes import Nodes
 from pipeline.processes import STOPPING, say
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.shell import Executor, Shell
+from pipeline.sinks.feed import Sinks
 from pipeline.status import EXIT_CODES, StatusFile
 from pipeline.step_parts import StepParts
 from pipeline.summary import summarise
 from pipeline.tracking import MetricsLog, Tracking
 from pipeline.watcher import Watcher
+from pipeline.watching.judge import Failing, told
 from pipeline.weights_view import describe_weights
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class Controller:
         """Make the parts that live in this process; they are closed in the opposite order."""
         self.metrics_log = MetricsLog(self.run.metrics)
         self.tracking = Tracking(self.run, self.config, self.attempt)
+        self.sinks = Sinks(self.run, self.config, self.attempt)
         self._opened.push_async_callback(self._close_tracking)
         self.nodes = Nodes(self.run, self.config, self.attempt, self.cluster, self.channel, self._newest_checkpoint)
         self.shell = self.nodes.shell = Shell(
@@ -185,7 +188,9 @@ class Controller:
             copies=self.nodes.copies,
             keep_judged=self.tracking.log_judged,
         )
-        self.watcher = self.shell.watcher = Watcher(self.core, self.config, self.shell.post, self.run)
+        self.watcher = self.shell.watcher = Watcher(
+            self.core, self.config, self.shell.post, self.run, judge_fails=self._judge_fails
+        )
         self._opened.callback(self.watcher.close)
         self.shell.executor = self.make_executor(self.run.tasks(self.attempt), self.shell.launch)
         for sig in STOPPING:
@@ -238,6 +243,7 @@ class Controller:
         rows = self.shell.queue.step_rows(-1)
         self.metrics_log.rewrite(rows)
         self.tracking.resume(rows)
+        self.sinks.resume(rows)
         recorded = tuple(step for step, _ in rows)
         return ev.RunRestored(version=self.restored.step, steps=tuple(steps), recorded=recorded)
 
@@ -276,8 +282,9 @@ class Controller:
             workers = self.core.fleet.workers
             if workers and all(w.state not in (WorkerState.PLANNED, WorkerState.STARTING) for w in workers.values()):
                 self.tracking.open()
+                self.sinks.open()
                 self.status.value["status"] = "running"
-                self.status.value["mlflow"] = self.tracking.location
+                self.status.value |= {"mlflow": self.tracking.location, "sinks": self.sinks.state}
             self.watcher.look()
             if self.status.is_due:
                 bindings = {name: node.bindings.describe() for name, node in self.shell.nodes.items()}
@@ -307,6 +314,18 @@ class Controller:
         self.queue.progress()
         self.metrics_log.append(step, row)
         self.tracking.log(step, row)
+        self.sinks.log(step, row)
+
+    def _judge_fails(self, failing: Failing) -> None:
+        """The answers are in the queue: they are read beside the loop, and told by status.json."""
+
+        def read() -> None:
+            answers = {}
+            with contextlib.suppress(PivotError):  # the counts are told without them
+                answers = {row.id: (row.failure, row.critique) for row in self.shell.queue.get(failing.ids)}
+            self.status.value["judge"] = told(failing, answers, self.config.reward.genrm)
+
+        asyncio.get_running_loop().run_in_executor(None, read)
 
     # --- ending ----------------------------------------------------------------------------------------------------
 
@@ -340,8 +359,10 @@ class Controller:
         await self.nodes.close(self._end[0])
 
     async def _close_tracking(self) -> None:
-        await asyncio.to_thread(self.tracking.close, self._end[0], _SEND_FULL_S if self._is_full else _SEND_S)
-        self.status.value["mlflow"] = self.tracking.location
+        limit_s = _SEND_FULL_S if self._is_full else _SEND_S
+        closing = (asyncio.to_thread(place.close, self._end[0], limit_s) for place in (self.tracking, self.sinks))
+        await asyncio.gather(*closing)
+        self.status.value |= {"mlflow": self.tracking.location, "sinks": self.sinks.state}
 
     def _write_end(self) -> None:
         """summary.json, status.json, and the marker, last."""

@@ -20,7 +20,7 @@ from typing import Any, Final, TypedDict
 from pipeline.config import Config, Data
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.data_files import read_rows
-from pipeline.own_code import check_function
+from pipeline.own_code import CHECKER, check_function
 
 ROLES: Final = ("system", "user", "assistant")
 _TEXT_COLUMNS: Final = ("data_source", "ability")
@@ -62,15 +62,18 @@ def check(data: Data) -> DatasetInfo:
     file, line (parquet: row) and column, what was found and what is valid."""
     _check_prompt_key(data.prompt_key)
     wrong: list[str] = []
-    numbers = [_count(files, data.prompt_key, wrong) for files in (data.train_files, data.val_files)]
+    numbers = [
+        _count(key, files, data.prompt_key, wrong)
+        for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files))
+    ]
     if wrong:
         more = [f"and {len(wrong) - _MOST_NAMED} rows more"] if len(wrong) > _MOST_NAMED else []
         raise DataError("\n".join([*wrong[:_MOST_NAMED], *more]))
     return DatasetInfo(num_rows=numbers[0], num_val_rows=numbers[1])
 
 
-def _count(files: Iterable[str], prompt_key: str, wrong: list[str]) -> int:
-    """How many rows there are; what is wrong with those that do not fit is added."""
+def _count(key: str, files: Iterable[str], prompt_key: str, wrong: list[str]) -> int:
+    """How many rows there are in the files of this key; what is wrong with those that do not fit is added."""
     row = 0
     for file in files:
         try:
@@ -81,7 +84,7 @@ def _count(files: Iterable[str], prompt_key: str, wrong: list[str]) -> int:
                 except DataError as error:
                     wrong.append(str(error))
         except DataError as error:  # of the file as a whole
-            wrong.append(str(error))
+            wrong.append(f"{key}: {error}")
     return row
 
 
@@ -94,7 +97,7 @@ def check_evaluate(config: Config) -> None:
     """What evaluation and the measurement of the judge need. Raises ConfigError (DataError for the files)."""
     wanted, data = config.evaluate, config.data
     if wanted.function:
-        check_function("evaluate.function", wanted.function, config.run.code_path)
+        check_function("evaluate.function", wanted.function, config.run.code_path, CHECKER)
     if not wanted.freq:
         return
     if not data.val_files:
@@ -133,7 +136,9 @@ def parse(value: Any, row: int, place: str, prompt_key: str) -> Example:
     if not isinstance(value, dict):
         raise DataError(f"{place}: found {_found(value)}; valid: an object with the column {prompt_key}")
     if not value.keys() <= {prompt_key, *_OTHER_COLUMNS}:
-        _refuse_unknown(value, (prompt_key, *_OTHER_COLUMNS), f"{place}, column", "; other data goes under extra_info")
+        lacks = prompt_key not in value
+        advice = "if it holds the prompts, set data.prompt_key to it" if lacks else "other data goes under extra_info"
+        _refuse_unknown(value, (prompt_key, *_OTHER_COLUMNS), f"{place}, column", f"; {advice}")
     if prompt_key not in value:
         raise DataError(f"{place}, column {prompt_key}: the column is missing (data.prompt_key); found {list(value)}")
     for name in _TEXT_COLUMNS:

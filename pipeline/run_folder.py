@@ -3,7 +3,7 @@
 config.yaml  inputs.json  environment.json  status.json  summary.json  metrics.jsonl  timeline.jsonl
 judge_samples.jsonl  attempt_K  ENDED  secrets/  mlflow.db  mlflow_run.json  origin.json (of a fork)
 journal/attempt_K.jsonl   queue/{index.db,segments/}   checkpoints/step_N/   tasks/attempt_K/   logs/attempt_K/
-planner/{choice.json,decisions.jsonl}   stages/ (what the user's save)   cache/   .reserve (of a live run)
+planner/{choice.json,decisions.jsonl}   stages/ (what the user's save)   sinks/   cache/   .reserve (of a live run)
 """
 
 import fcntl
@@ -125,6 +125,10 @@ class RunFolder:
     def stage_result(self, stage: str, step: int) -> Path:
         """What it returned, once it has."""
         return self.path / "stages" / stage / f"step_{step:06d}.result.json"
+
+    def sink(self, name: str) -> Path:
+        """Up to which step a sink of the user's has the rows."""
+        return self.path / "sinks" / f"{name}.json"
 
     @property
     def cache(self) -> Path:

@@ -70,8 +70,10 @@ class StatusFile:
             "steps": [],
             "shifts": [],
             "weights": None,
+            "judge": None,
             "error": None,
             "mlflow": None,
+            "sinks": [],
             "cluster": config.cluster.kind,
         }
 

@@ -29,6 +29,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.watching.book import Book, began
 from pipeline.watching.hands import Hands
 from pipeline.watching.history import Line
+from pipeline.watching.judge import Failing, JudgeWatch
 from pipeline.watching.ports import Places, WatchedCore
 from pipeline.watching.progress import Progress
 from pipeline.watching.running import Running
@@ -51,7 +52,7 @@ _TYPICAL = (16.0, 8192.0)
 
 class Watcher:
     """`post` takes an event on the loop's thread. `fault`: what is done with an error of ours. `decide`: another
-    planner."""
+    planner. `judge_fails`: who is told if the judge fails on most of the first step."""
 
     def __init__(
         self,
@@ -63,10 +64,12 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         fault: Callable[[Exception], None] | None = None,
         decide: "Decide | None" = None,
+        judge_fails: Callable[[Failing], None] = lambda failing: None,
     ) -> None:
         self._core, self._config, self._post, self._clock = core, config, post, clock
         self._fault, self._decide = fault or self._say_once, decide
         self._has_failed = False
+        self._judge, self._judge_fails = JudgeWatch(core.plan.sequences_per_step), judge_fails
         self._mode = ModeName(config.placement.mode)
         self._shared = shared_roles(self._mode, core.plan.replicas)
         self._is_shared = bool(self._shared)
@@ -178,6 +181,8 @@ class Watcher:
                 self._seen.history.rates.ended(message.worker)
 
     def _after(self, event: ev.Event, decisions: list[de.Decision], now: float) -> None:
+        if isinstance(event, ev.VerdictGiven) and (failing := self._judge.take(event.verdicts)) is not None:
+            self._judge_fails(failing)
         if isinstance(event, ev.RunRestored):
             self._begin(event.version, now)
         if self.monitor is None:

@@ -15,6 +15,10 @@ def number(value: float | None, form: str = ".3f", missing: str = "-") -> str:
     return missing if value is None else format(value, form)
 
 
+def amount(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 29 else f"{num_bytes / (1 << 20):.2f} MiB"
+
+
 def seconds(value: float) -> str:
     if value < 60:
         return f"{value:.1f} s"

@@ -96,9 +96,10 @@ class Clients:
         """All settings of the site, as text."""
         return self._run(["scontrol", "show", "config"])
 
-    def partitions(self) -> list[str]:
-        """Those that this user sees."""
-        return sorted({line.strip().rstrip("*") for line in self._run(["sinfo", "--format=%P", "--noheader"]).split()})
+    def partitions(self, *, hidden: bool = False) -> list[str]:
+        """Those that this user sees, or also those that are hidden from lists."""
+        asked = ["sinfo", *(["--all"] if hidden else []), "--format=%P", "--noheader"]
+        return sorted({line.strip().rstrip("*") for line in self._run(asked).split()})
 
     def requeue(self, job: str) -> None:
         """End what runs of the job, and have it start again. Never twice: where it is unknown whether Slurm heard it,

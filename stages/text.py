@@ -205,6 +205,22 @@ def check_tokenizer(path: str) -> None:
         raise ConfigError(f"{path}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)")
 
 
+def check_vocabulary(path: str) -> None:
+    """Raise ConfigError if the tokenizer of a model folder makes ids that the model has no embedding for."""
+    folder = Path(path)
+    described, tokenizer = _read_object(folder / "config.json"), _read_object(folder / "tokenizer.json")
+    size = described.get("vocab_size") or (described.get("text_config") or {}).get("vocab_size")
+    if path == EMULATED or not size or not tokenizer:
+        return
+    known = (tokenizer.get("model") or {}).get("vocab") or ()
+    ids = [len(known) - 1, *(token["id"] for token in tokenizer.get("added_tokens") or ())]
+    if (num := max(ids) + 1) > size:
+        raise ConfigError(
+            f"{path}: tokenizer.json has {num} tokens, but vocab_size in config.json is {size}: the tokenizer is "
+            "another model's"
+        )
+
+
 def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}

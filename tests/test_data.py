@@ -253,7 +253,7 @@ def test_evaluation_needs_files_a_checker_and_ground_truth(write: WriteJsonl) ->
 
 
 def test_checker_is_found_in_code_path_without_being_imported(tmp_path: Path) -> None:
-    (tmp_path / "my_checker.py").write_text("raise RuntimeError('imported at submit')\n")
+    (tmp_path / "my_checker.py").write_text("raise RuntimeError('imported at submit')\ndef score(*row): ...\n")
     config = make_config(run={"code_path": [str(tmp_path)]}, evaluate={"function": "my_checker:score"})
     check_evaluate(config)
     assert "my_checker" not in sys.modules

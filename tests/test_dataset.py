@@ -79,7 +79,7 @@ def test_r36_every_malformed_row_is_named(tmp_path: Path) -> None:
         check(Data(train_files=[str(file), str(other)], val_files=[str(tmp_path / "gone.jsonl")]))
     named = [line.split(":")[0].split(", column")[0] for line in str(caught.value).splitlines()]
     assert named == [f"{file}, line 2", f"{file}, line 3", f"{file}, line 4", f"{other}, row 2", f"{other}, row 3",
-                     str(tmp_path / "gone.jsonl")]  # fmt: skip
+                     "data.val_files"]  # fmt: skip
     file.write_text('{"prompt": null}\n' * 100)
     with pytest.raises(DataError, match=r"line 20, column prompt: .*\nand 80 rows more"):
         check(Data(train_files=[str(file)]))

@@ -1,4 +1,4 @@
-"""metrics.jsonl: each step once, whatever was killed while it was written."""
+"""metrics.jsonl: each step once, whatever was killed while it was written; and names of metrics elsewhere."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.tracking import MetricsLog
+from pipeline.tracking import MetricsLog, metric_name
 
 
 def test_metrics_jsonl_holds_each_step_once(tmp_path: Path) -> None:
@@ -39,3 +39,20 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step\n{"step": 3}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is no row of metrics"):
         MetricsLog(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("critic/score/mean", "critic/score/mean"),
+        ("val-core/gsm8k/acc/mean@k", "val-core/gsm8k/acc/mean_at_k"),
+        ("//a//b/", "a/b"),
+        ("a/../b", "a/b"),
+        ("größe[0]", "gr__e_0_"),
+        ("@", "_at_"),
+        ("/", "_"),
+        ("x" * 300, "x" * 250),
+    ],
+)
+def test_metric_names_become_what_mlflow_takes(name: str, expected: str) -> None:
+    assert metric_name(name) == expected

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.run_folder import RunFolder, read_json, write_json
-from pipeline.tracking import Tracking, metric_name
+from pipeline.tracking import Tracking
 
 LIMIT_S = 60.0
 
@@ -328,23 +328,6 @@ def test_without_mlflow_nothing_is_started(tmp_path: Path) -> None:
     tracking.log(1, row(1))
     assert tracking.close("done", 0.0)
     assert tracking.location is None and not run.mlflow_db.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("critic/score/mean", "critic/score/mean"),
-        ("val-core/gsm8k/acc/mean@k", "val-core/gsm8k/acc/mean_at_k"),
-        ("//a//b/", "a/b"),
-        ("a/../b", "a/b"),
-        ("größe[0]", "gr__e_0_"),
-        ("@", "_at_"),
-        ("/", "_"),
-        ("x" * 300, "x" * 250),
-    ],
-)
-def test_metric_names_become_what_mlflow_takes(name: str, expected: str) -> None:
-    assert metric_name(name) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ from collections.abc import Sequence
 
 import click
 
+from pipeline.cli.arguments import allocation_option, cluster_option, config_arguments, run_argument, wait_option
+from pipeline.cli.commands_new import new
+from pipeline.cli.commands_planning import compare, plan, simulate
+from pipeline.cli.commands_runs import completion, export_config, list_runs
+from pipeline.cli.completion import runs
 from pipeline.core.errors import ConfigError, PivotError
 from pipeline.disk import is_full_error
 
@@ -24,26 +29,13 @@ def commands() -> None:
     """
 
 
-_config_arguments = click.argument("config", nargs=-1, required=True, metavar="CONFIG... [KEY.PATH=VALUE ...]")
-_run_argument = click.argument("run")
-_cluster_option = click.option(
-    "--cluster", type=click.Choice(["local", "slurm"]), help="Where it runs; overrides cluster.kind."
-)
-_allocation_option = click.option(
-    "--in-allocation", is_flag=True, help="In the Slurm allocation that this shell holds (salloc), not in a job."
-)
-_wait_option = click.option(
-    "--wait/--detach", default=None, help="Stay and show progress, or return.  [default: wait on local]"
-)
-
-
 @commands.command()
-@_config_arguments
-@_cluster_option
+@config_arguments
+@cluster_option
 @click.option("--run-dir", type=click.Path(file_okay=False), help="The run's folder.  [default: run.root/run.name]")
 @click.option("--name", help="The run's name; overrides run.name.  [default: the first file's name and the time]")
-@_allocation_option
-@_wait_option
+@allocation_option
+@wait_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the whole configuration, start nothing.")
 def submit(
     config: tuple[str, ...],
@@ -67,12 +59,12 @@ def submit(
 
 
 @commands.command()
-@_run_argument
+@run_argument
 @click.argument("settings", nargs=-1, metavar="[KEY.PATH=VALUE ...]")
 @click.option("--step", type=click.IntRange(min=0), help="Go back to after this version was published.")
-@_cluster_option
-@_allocation_option
-@_wait_option
+@cluster_option
+@allocation_option
+@wait_option
 def resume(
     run: str,
     settings: tuple[str, ...],
@@ -93,7 +85,7 @@ def resume(
 
 
 @commands.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=runs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (without RUN: a list of them).")
 def status(run: str | None, as_json: bool) -> int:
     """Show how a run stands; without RUN, the runs in ./runs."""
@@ -103,7 +95,7 @@ def status(run: str | None, as_json: bool) -> int:
 
 
 @commands.command()
-@_run_argument
+@run_argument
 def watch(run: str) -> int:
     """Show slots, queues, steps and shifts of a run, live; Ctrl-C leaves the run alone.
 
@@ -115,7 +107,7 @@ def watch(run: str) -> int:
 
 
 @commands.command()
-@_run_argument
+@run_argument
 @click.option("-f", "follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--role", type=click.Choice(_ROLES), help="Only of this role or process.")
 @click.option("--step", type=click.IntRange(min=0), help="Of the stage tasks of this step.")
@@ -127,7 +119,7 @@ def logs(run: str, follow: bool, role: str | None, step: int | None) -> int:
 
 
 @commands.command()
-@_run_argument
+@run_argument
 def cancel(run: str) -> int:
     """Stop a run in order and wait for its end; Ctrl-C meanwhile stops it at once."""
     from pipeline.cli.show import cancel
@@ -136,7 +128,7 @@ def cancel(run: str) -> int:
 
 
 @commands.command()
-@_run_argument
+@run_argument
 @click.option("--step", type=click.IntRange(min=1), help="Of this checkpoint.  [default: the newest]")
 @click.option("--to", type=click.Path(file_okay=False), help="The folder.  [default: RUN/exports/step_N]")
 @click.option("--engine/--no-engine", default=True, show_default=True, help="Also load it with vLLM.")
@@ -148,7 +140,7 @@ def export(run: str, step: int | None, to: str | None, engine: bool) -> int:
 
 
 @commands.command("eval")
-@_run_argument
+@run_argument
 @click.option("--step", type=click.IntRange(min=1), help="Of this checkpoint.  [default: the newest]")
 @click.option("--data", multiple=True, help="A file; can be given more than once.  [default: data.val_files]")
 @click.option("--samples", default=1, type=click.IntRange(min=1), show_default=True, help="Answers to each prompt.")
@@ -182,7 +174,7 @@ def evaluate(
 
 
 @commands.command()
-@_config_arguments
+@config_arguments
 def validate(config: tuple[str, ...]) -> int:
     """Check a configuration with all that it names: models, tokenizers, data, template, memory."""
     from pipeline.cli.plan import validate
@@ -204,7 +196,7 @@ def doctor(config: tuple[str, ...], as_json: bool) -> int:
 
 
 @commands.command()
-@_config_arguments
+@config_arguments
 def dag(config: tuple[str, ...]) -> int:
     """Print the stages of a step and what each waits for."""
     from pipeline.cli.plan import dag
@@ -213,115 +205,7 @@ def dag(config: tuple[str, ...]) -> int:
 
 
 @commands.command()
-@_config_arguments
-@click.option("--gpu", default="h100", show_default=True, help="Kind of GPU: a100, h800, h100, h200, h20.")
-@click.option("--gpus", default="", metavar="16,32,...", help="How many.  [default: the cluster's slots]")
-@click.option("--modes", default="all", metavar="MODE,...", show_default=True, help="Modes of placement.")
-@click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs that are averaged.")
-@click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
-@click.option(
-    "--scenario",
-    "scenarios",
-    multiple=True,
-    metavar="lost:NODE@SECONDS[+SECONDS] | slow:GPU*FACTOR",
-    help="A node dies, and another comes some time later, or never; a GPU is slow. Can be given more than once.",
-)
-@click.option("--html", default="", metavar="FILE.html", help="Also one page with tables and plots, for a browser.")
-@click.option("--png", default="", metavar="FOLDER", help="Also the plots, as PNG files.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def simulate(
-    config: tuple[str, ...],
-    gpu: str,
-    gpus: str,
-    modes: str,
-    seeds: int,
-    lengths: str,
-    scenarios: tuple[str, ...],
-    html: str,
-    png: str,
-    as_json: bool,
-) -> int:
-    """Predict step times in each mode of placement, at its best split of the GPUs.
-
-    Nothing is started. Models are read from their config.json; lengths are assumed where --lengths names none.
-    """
-    from pipeline.cli.simulate import simulate
-
-    return simulate(
-        config,
-        gpu=gpu,
-        gpus=gpus,
-        modes=modes,
-        num_seeds=seeds,
-        lengths=lengths,
-        scenarios=scenarios,
-        html=html,
-        png=png,
-        as_json=as_json,
-    )
-
-
-@commands.command()
-@click.argument("config", nargs=-1, required=True, metavar="RUN | CONFIG... [KEY.PATH=VALUE ...]")
-@click.option("--gpu", help="Kind of GPU, as of simulate.  [default: h100; of a RUN: as it was measured]")
-@click.option("--gpus", type=click.IntRange(min=1), help="How many.  [default: the cluster's slots]")
-@click.option("--lengths", default="", help="A run's folder, or a file with a response's length per line.")
-@click.option("--seed", default=0, type=click.IntRange(min=0), show_default=True, help="Of the simulated run.")
-@click.option("--at", "at_s", type=click.FloatRange(min=0), metavar="SECONDS", help="The moment that is looked at.")
-@click.option("--version", type=click.IntRange(min=0), help="The same: when this version is published.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def plan(
-    config: tuple[str, ...],
-    gpu: str | None,
-    gpus: int | None,
-    lengths: str,
-    seed: int,
-    at_s: float | None,
-    version: int | None,
-    as_json: bool,
-) -> int:
-    """Show what the planner would do, and why.
-
-    Of a CONFIG: the schedule and the number of training GPUs that would be chosen, and a moment of a simulated run. Of
-    a RUN: now, or at a moment of it; of one whose GPUs change hands, what was decided and shifted, with its predicted
-    and measured gain and cost. Nothing is started or changed.
-    """
-    from pipeline.cli.planning import plan
-
-    return plan(
-        config,
-        gpu=gpu,
-        num_gpus=gpus,
-        lengths=lengths,
-        seed=seed,
-        at_s=at_s,
-        version=version,
-        as_json=as_json,
-    )
-
-
-@commands.command()
-@click.argument("what", nargs=-1, required=True, metavar="RUN RUN... | CONFIG... [KEY.PATH=VALUE ...]")
-@click.option("--modes", default="all", metavar="MODE,...", show_default=True, help="Modes of placement.")
-@click.option("--seeds", default=1, type=click.IntRange(min=1), show_default=True, help="Runs of each mode.")
-@_cluster_option
-@click.option("--folder", default="", help="Of the runs.  [default: run.root/<first file>-compare]")
-@click.option("--html", default="", metavar="FILE.html", help="Also one page with plots, for a browser.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def compare(
-    what: tuple[str, ...], modes: str, seeds: int, cluster: str | None, folder: str, html: str, as_json: bool
-) -> int:
-    """Run a configuration in each mode of placement, on the same data and seeds, and show what each achieved.
-
-    Runs that are done in the folder are not run again, others go on. Of two or more RUNs nothing is started.
-    """
-    from pipeline.cli.compare import compare
-
-    return compare(what, modes=modes, num_seeds=seeds, cluster=cluster, folder=folder, html=html, as_json=as_json)
-
-
-@commands.command()
-@_run_argument
+@run_argument
 @click.option("-o", "--out", default="", metavar="FILE.html", help="Where to.  [default: RUN.html, here]")
 def report(run: str, out: str) -> int:
     """Write one page, for a browser, of what a run did: slots, shifts, curves, samples, and what to change first.
@@ -334,13 +218,17 @@ def report(run: str, out: str) -> int:
 
 
 @commands.command()
-@_run_argument
+@run_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def gps(run: str, as_json: bool) -> int:
     """Show which node's shared memory holds which weights, who reads them, and the last copies."""
     from pipeline.cli.weights import gps
 
     return gps(run, as_json)
+
+
+for _command in (new, list_runs, export_config, completion, simulate, plan, compare):
+    commands.add_command(_command)
 
 
 @commands.command("_controller", hidden=True)

@@ -43,10 +43,12 @@ def doctor(arguments: Sequence[str], *, as_json: bool) -> int:
 def _configuration(arguments: Sequence[str], root: Path, uri: str) -> tuple[list[Finding], Path, str]:
     from pipeline.checks import check_all
     from pipeline.cli.plan import load_arguments
+    from pipeline.cli.site import check_site
 
     try:
         config = load_arguments(arguments)
         check_all(config)
+        check_site(config)
     except ConfigError as error:
         said = [fault("configuration", line, "see the message") for line in str(error).splitlines()]
         return said, root, uri

@@ -16,7 +16,7 @@ from pipeline.cli.runs import find_run
 from pipeline.cli.terminal import table
 from pipeline.config import Config, load_resolved
 from pipeline.core.errors import ConfigError, RunError
-from pipeline.own_code import check_function
+from pipeline.own_code import CHECKER, check_function
 from pipeline.processes import python_command, python_environment
 from pipeline.run_folder import RunFolder, write_json
 from pipeline.wording import visible
@@ -65,7 +65,7 @@ def evaluate(
     function = function or config.evaluate.function
     if not function:
         raise ConfigError("name the checker with --function, module:name: the run's evaluate.function is empty")
-    check_function("--function", function, config.run.code_path)
+    check_function("--function", function, config.run.code_path, CHECKER)
     with tempfile.TemporaryDirectory(prefix="pivot-eval-") as folder:
         _copy(checkpoint, Path(folder, "model"))
         told = {

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Protocol, TextIO
 
 from pipeline.cli.runs import Rows, Status, as_argument, how_it_stands, job_output, read_status
-from pipeline.cli.show import describe_end, describe_stopped
+from pipeline.cli.show import describe_end, describe_stopped, judge_news
 from pipeline.cli.terminal import abandon
 from pipeline.disk import is_full
 from pipeline.processes import describe_exit, log_tail
@@ -158,6 +158,7 @@ class PlainView:
 
     def __init__(self, run: RunFolder, out: TextIO) -> None:
         self._run, self._out, self._state, self._began = run, out, "", time.monotonic()
+        self._news: list[str] = []
 
     def show(self, status: Status | None, rows: list[MetricRow]) -> None:
         state = how_it_stands(status) if status else "starting"
@@ -166,6 +167,9 @@ class PlainView:
         if state != self._state:
             self._state = state
             self._say(f"{state} ({seconds(time.monotonic() - self._began)} after the start)")
+        if (news := judge_news(status)) != self._news:
+            self._news = news
+            self._say("\n".join(news))
         total = status["total_steps"] if status else "?"
         for row in rows:
             self._say(f"step {row['step']}/{total}  {describe_row(row)}")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pipeline.cli.follow import MetricRow, describe_row
 from pipeline.cli.runs import Status, how_it_stands
+from pipeline.cli.show import judge_news
 from pipeline.run_folder import RunFolder
 from pipeline.wording import seconds, visible
 
@@ -23,6 +24,7 @@ class LiveView:
     def __init__(self, run: RunFolder, out: TextIO) -> None:
         self._run, self._began = run, time.monotonic()
         self._rows: list[MetricRow] = []
+        self._news: list[str] = []
         self._console = Console(file=out)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True, redirect_stdout=False)
 
@@ -30,6 +32,9 @@ class LiveView:
         if not self._live.is_started:
             self._console.print(Text(f"run {visible(self._run.name)} in {visible(str(self._run.path))}"))
             self._live.start()
+        if (news := judge_news(status)) != self._news:
+            self._news = news
+            self._console.print(Text("\n".join(news)))
         for row in rows:
             if row.get("val/acc") is not None:
                 self._console.print(Text(f"step {row['step']}: {describe_row(row)}"))

@@ -5,11 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-_CANCELLED = 130
+_PYTHON = (3, 11)
+_USER_FAULT, _CANCELLED = 2, 130
 
 
 def run(arguments: Sequence[str]) -> int:
     """Do what the arguments say; return the exit code."""
+    if sys.version_info[:2] != _PYTHON:
+        have, need = (".".join(map(str, version)) for version in (sys.version_info[:2], _PYTHON))
+        print(
+            f"Error: this is Python {have}, and pivot-pipeline needs {need}: python{need} -m venv .venv",
+            file=sys.stderr,
+        )
+        return _USER_FAULT
     try:
         from pipeline.cli import commands
 

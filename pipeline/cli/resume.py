@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 
 from pipeline.cli.runs import as_argument, find_run, how_it_stands, read_status
+from pipeline.cli.site import check_site
 from pipeline.cli.submit import cluster_settings, start
 from pipeline.config import Config, load_resolved, save_resolved
 from pipeline.core.errors import ConfigError
@@ -39,7 +40,8 @@ def resume(
     before = load_resolved(run.config)
     config = load_resolved(run.config, [*settings, *cluster_settings(cluster, in_allocation)])
     check_changes(run, before, config)
-    check_all(config)
+    check_all(config, run.path)
+    check_site(config, in_allocation=in_allocation)
     _name_skipped(run, before)
     total = config.trainer.total_training_steps
     if step is not None and (back := plan_return(run, before, recorded(run.queue), step)):

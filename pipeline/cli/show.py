@@ -40,7 +40,7 @@ def status(name: str | None, as_json: bool) -> int:
     elif not found:
         click.echo(f"no runs in {DEFAULT_ROOT.absolute()}")
     else:
-        rows = [(r.name, how_it_stands(s), _progress(s), _age(s)) for r, s in zip(found, states, strict=True)]
+        rows = [(r.name, how_it_stands(s), progress(s), _age(s)) for r, s in zip(found, states, strict=True)]
         click.echo(table([("RUN", "STATUS", "STEP", "UPDATED"), *rows], indent=""))
     return 0
 
@@ -49,7 +49,7 @@ def describe(run: RunFolder, status: Status) -> str:
     """Some lines about a run, whatever its state."""
     rows = [
         ("status", how_it_stands(status)),
-        ("step", _progress(status)),
+        ("step", progress(status)),
         ("stage", status.get("stage") or "-"),
         ("attempt", str(status["attempt"])),
         ("updated", _age(status)),
@@ -60,6 +60,9 @@ def describe(run: RunFolder, status: Status) -> str:
         from pipeline.cli.job import describe_job
 
         rows.insert(1, ("job", describe_job(status["job"])))
+    for sink in status.get("sinks") or ():
+        reached = f"has step {sink['last_step']}" if sink["last_step"] >= 0 else "has no step yet"
+        rows.append(("also to", f"{sink['path']}: {sink['trouble'] or reached}"))
     nodes = status.get("nodes") or {}
     if status["live"] and (len(nodes) > 1 or set(nodes.values()) - {"ready"}):
         rows.append(("nodes", ", ".join(f"{node} {state}" for node, state in nodes.items())))
@@ -68,7 +71,7 @@ def describe(run: RunFolder, status: Status) -> str:
         for worker in status.get("workers") or ()
         if status["live"]
     ]
-    lines = [visible(run.name), table(rows)]
+    lines = [visible(run.name), table(rows), *judge_news(status)]
     if how_it_stands(status) == "died":
         lines.append("  the controller was killed and could not say why")
         if run.job.exists():
@@ -78,6 +81,16 @@ def describe(run: RunFolder, status: Status) -> str:
     if how_it_stands(status) in ("died", "failed", "cancelled"):
         lines.append(f"  go on: pivot-pipeline resume {as_argument(run)}")
     return "\n".join(lines)
+
+
+def judge_news(status: Status | None) -> list[str]:
+    """A judge that failed on most of what it was asked first, with two of its answers."""
+    judge = (status or {}).get("judge")
+    if not judge:
+        return []
+    from pipeline.report.judge import describe
+
+    return [visible(line) for line in describe(judge)]
 
 
 def describe_error(status: Status) -> str:
@@ -189,7 +202,7 @@ def _wait_for_end(status: Status) -> None:
         time.sleep(_POLL_S)
 
 
-def _progress(status: Status) -> str:
+def progress(status: Status) -> str:
     return f"{status.get('step', 0)} of {status.get('total_steps', '?')}"
 
 

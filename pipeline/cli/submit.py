@@ -12,6 +12,7 @@ import click
 from pipeline.cli.follow import follow, wait_for_start
 from pipeline.cli.plan import load_arguments
 from pipeline.cli.runs import Rows, as_argument
+from pipeline.cli.site import check_site
 from pipeline.config import Config, save_resolved, without_secrets
 from pipeline.core.errors import ConfigError
 from pipeline.run_folder import RunFolder
@@ -36,7 +37,8 @@ def submit(
     run = RunFolder(Path(run_dir).absolute() if run_dir else _default_folder(config, arguments[0]))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": run.name})})
     _refuse_taken(run)
-    check_all(config)
+    check_all(config, run.path)
+    check_site(config, in_allocation=in_allocation)
     if config.checkpoint.uri:
         from pipeline.checkpoint import CheckpointStore  # with fsspec, which a local folder of the run's own spares
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.errors import ConfigError
 from pipeline.gps.placement import deal, piles_of
 from pipeline.gps.segment import plan_image
+from pipeline.wording import amount
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -58,12 +59,12 @@ def check_room(needed: Mapping[str, int], *, root: Path = Path("/")) -> None:
     Shared memory counts against the memory limit (cgroup) of whoever writes it first.
     """
     total = sum(needed.values())
-    parts = ", ".join(f"{name} {_text(size)}" for name, size in needed.items())
+    parts = ", ".join(f"{name} {amount(size)}" for name, size in needed.items())
     for where, free in _limits(root):
         if total > free:
             raise ConfigError(
-                f"the weights need {_text(total)} of shared memory on each node ({parts}), but {where} has "
-                f"{_text(free)} free. Use a smaller model or dtype, or give the node more"
+                f"the weights need {amount(total)} of shared memory on each node ({parts}), but {where} has "
+                f"{amount(free)} free. Use a smaller model or dtype, or give the node more"
             )
 
 
@@ -73,11 +74,11 @@ def check_budget(config: "Config") -> None:
     total = sum((stores := least_store_bytes(config)).values())
     if not budget or total <= budget:
         return
-    parts = ", ".join(f"{name} {_text(size)}" for name, size in stores.items())
+    parts = ", ".join(f"{name} {amount(size)}" for name, size in stores.items())
     less = [r for r in range(num_nodes - 1, 0, -1) if sum(_dealt_bytes(config, num_nodes, r).values()) <= budget]
     hint = f", or gps.replication: {less[0]}, with which a node that trains nothing needs less" if less else ""
     raise ConfigError(
-        f"gps.budget is {_text(budget)}, but the weights need {_text(total)} of shared memory on each node "
+        f"gps.budget is {amount(budget)}, but the weights need {amount(total)} of shared memory on each node "
         f"({parts}). Valid: at least {total} bytes, or 0 for no budget{hint}"
     )
 
@@ -122,7 +123,3 @@ def _cgroup_free(folder: Path, limit: str, usage: str, cache: str) -> int | None
     if most == "max" or int(most) >= _NO_LIMIT:
         return None
     return max(0, int(most) - used + int(rows.get(cache, 0)))  # inactive file cache is given back on demand
-
-
-def _text(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 29 else f"{size / (1 << 20):.2f} MiB"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.core.events import INFERENCE, Role
 from pipeline.core.modes import ModeName
 from pipeline.report.facts import Facts
+from pipeline.report.judge import MENDS
 from pipeline.wording import number
 
 _WORTH = 0.05
@@ -51,20 +52,10 @@ def _judge_failures(facts: Facts) -> Iterator[Advice]:
         return
     worst = max(facts.judge_failures, key=lambda name: facts.judge_failures[name])
     yield Advice(
-        change=_OF_FAILURE.get(worst, "look at the samples of failures below"),
+        change=MENDS.get(worst, "look at the samples of failures below"),
         evidence=f"the judge failed on {share:.1%} of the responses, most often with `{worst}`; each is left out of "
         "its group, and a group that keeps fewer than two is dropped",
     )
-
-
-_OF_FAILURE = {
-    "timeout": "raise `reward.genrm.timeout_s`, or give the judge more slots: it is asked faster than it answers",
-    "truncated": "raise `reward.genrm.max_tokens`, or have the template ask for less: verdicts are cut off",
-    "unparsed": "have the template say in which form the verdict is wanted, or set `reward.genrm.verdict.structured`",
-    "out_of_range": "have the template say the range of scores, or widen `reward.genrm.verdict`",
-    "empty": "look at the template: the judge ends without a word",
-    "refused": "raise the judge's context: its prompt does not fit",
-}
 
 
 def _fooled_judge(facts: Facts) -> Iterator[Advice]:

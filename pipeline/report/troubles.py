@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.metrics import DROPPED, TRAINED
+from pipeline.report.judge import headline
 from pipeline.wording import seconds
 
 Row = Mapping[str, float | None]
@@ -44,6 +45,8 @@ def _of_parts(status: Mapping[str, Any], now: float) -> Iterator[str]:
             took_s, expected_s = now - step["began"], step.get("expected_s")
             if expected_s and took_s > _LATE * expected_s:
                 yield f"step {step['step']} takes {seconds(took_s)} so far, the ones before took {seconds(expected_s)}"
+    if judge := status.get("judge"):
+        yield headline(judge)
     mlflow = status.get("mlflow") or {}
     if mlflow.get("trouble"):
         yield f"MLflow: {mlflow['unsent_points']} points wait: {mlflow['trouble']}"

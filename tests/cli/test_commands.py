@@ -39,12 +39,16 @@ def test_the_commands_are_these(pivot: Pivot) -> None:
     assert listed == [
         "cancel",
         "compare",
+        "completion",
         "dag",
         "doctor",
         "eval",
         "export",
+        "export-config",
         "gps",
+        "list",
         "logs",
+        "new",
         "plan",
         "report",
         "resume",
@@ -231,7 +235,8 @@ def test_a_run_whose_name_looks_like_an_option_is_found(pivot: Pivot, tmp_path: 
 def test_a_full_disk_at_submit_is_one_line(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4k") as disk:
         disk.fill()
-        process = disk.begin(tmp_path, "submit", "configs/emulated.yaml", "--run-dir", str(disk.path / "r"))
+        elsewhere = f"checkpoint.uri={tmp_path}/checkpoints"
+        process = disk.begin(tmp_path, "submit", "configs/emulated.yaml", elsewhere, "--run-dir", str(disk.path / "r"))
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 1 and len(out.splitlines()) == 1, out
         assert out.startswith(f"Error: [Errno 28] No space left on device: '{disk.path}/r/"), out

@@ -1,6 +1,7 @@
 """The examples of rewards and of judges: a file of verl's beside a judge; a judge behind a URL that dies meanwhile."""
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.examples.runs import STEPS, submit, train
 from tests.fakes.openai_server import Server
-from tests.scenarios.runs import begin, measured, pivot, rows, sequences, succeed
+from tests.scenarios.runs import begin, measured, pivot, rows, sequences
 
 EMULATED = ("data.train_files=quickstart/train.jsonl", "data.shuffle=false")
 
@@ -46,7 +47,10 @@ def test_strict_runs_with_functions_repeat(tmp_path: Path) -> None:
     [
         ("placement.mode=shiftable", "valid are disaggregated, colocated and trainer_pool"),
         ("reward.functions.correct.pat=x", "reward.functions.correct.pat (override): no such key"),
-        ("reward.functions.correct.path=examples/verl_reward.py:compute", "has no 'compute'; it defines compute_score"),
+        (
+            "reward.functions.correct.path=examples/verl_reward.py:compute",
+            "has no 'compute' (did you mean compute_score?)",
+        ),
         ("reward.functions.correct.path=nothing_here:f", "no module 'nothing_here'"),
         ("reward.weights.brevty=1", "weights.brevty: no such reward; valid: correct, brevity"),
     ],
@@ -86,10 +90,19 @@ def test_the_example_of_judges_trains_while_its_server_is_killed_and_comes_again
     assert {round(row.score or 0, 3) for step in sequences(run).values() for row in step} <= {0.2, 0.8}
 
 
-def test_a_judge_whose_server_never_comes_fails_with_a_type(tmp_path: Path) -> None:
-    told = ("reward.genrm.endpoint.url=http://127.0.0.1:9/v1", "reward.genrm.endpoint.patience_s=0.2")
-    succeed(submit(tmp_path / "run", "judge", *told))
-    assert {row["genrm/failed_unreachable"] for row in rows(tmp_path / "run") if row["step"]} == {16.0}
+def test_a_judge_whose_server_goes_for_good_fails_with_a_type_and_that_is_said(tmp_path: Path) -> None:
+    run, config = tmp_path / "run", ["configs/emulated.yaml", "configs/examples/judge.yaml"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        told = [f"reward.genrm.endpoint.url={url}", "reward.genrm.endpoint.patience_s=0.2"]
+        process = begin("submit", *config, "--run-dir", str(run), "--wait", *STEPS, *told)
+        deadline = time.monotonic() + 60
+        while not (run / "config.yaml").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out
+    assert {row["genrm/failed_unreachable"] for row in rows(run) if row["step"]} == {16.0}
+    assert "unreachable: the judge's server does not answer" in out
 
 
 def test_r40_a_reward_is_needed_and_a_judge_needs_a_model(tmp_path: Path) -> None:
