@@ -123,8 +123,10 @@ class Elsewhere:
         done, pause_s, deadline = 0, _FIRST_PAUSE_S, time.monotonic() + self.limit_s
         while done < len(wants):
             first = done
+            connection = None
             try:
-                for packed, data in self._connected().stream(self._ask(version, wants[first:]), wants[first:], entries):
+                connection = self._connected()
+                for packed, data in connection.stream(self._ask(version, wants[first:]), wants[first:], entries):
                     number = packed.number + first
                     yield packed._replace(number=number), data
                     if packed.want.box.stop == wants[number].box.stop:  # its last part
@@ -139,7 +141,8 @@ class Elsewhere:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except BaseException:  # nobody reads the rest
-                self.close()
+                if connection is self._connection:
+                    self.close()
                 raise
 
     def close(self) -> None:
