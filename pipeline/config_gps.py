@@ -18,3 +18,8 @@ class Gps(Section):
         description="On how many nodes each tensor is; others read it from there when a replica is started, wakes or "
         "takes a new version. 0: on every node",
     )
+    pin: bool = Field(
+        default=False,
+        description="On GPUs: engines register the weights' memory with the driver when they start, which takes "
+        "seconds, and read it faster",
+    )

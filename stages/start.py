@@ -17,6 +17,7 @@ from pipeline.config_reward import GenRM
 from pipeline.core.events import Role
 from pipeline.gps.files import SHM
 from pipeline.gps.segment import EMULATED
+from pipeline.memory import has_gpus
 from stages.engines.base import Engine, Stored
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def make_engine(worker: "Worker", version: int, *, can_sleep: bool = False) -> E
         model.dtype,
         options,
         length,
-        Stored(store=store, version=version, wait_s=config.limits.publish_s),
+        Stored(store=store, version=version, wait_s=config.limits.publish_s, is_pinned=config.gps.pin and has_gpus()),
         config.run.seed,
         structured=worker.role is Role.REWARD and genrm is not None and genrm.verdict.structured,
         trust_remote_code=config.model.trust_remote_code,

@@ -343,6 +343,10 @@ class Store:
         self._hold(version, piles or range(self._words[_NUM_PILES]))
         self._words[_CURRENT] = version + 1  # one aligned 64-bit store
 
+    def images(self) -> list[memoryview]:
+        """The memory of each slot, as readers of this process map it."""
+        return [memoryview(self._map(slot, writable=False)) for slot in range(self.num_slots)]
+
     def forget_pages(self) -> None:
         """Give up this process's page tables for it; they come again when it is read or written. A page that no other
         process maps counts as this one's own memory."""

@@ -99,6 +99,7 @@ class Stored:
     store: Store
     version: int
     wait_s: float  # how long for a slot that is being written
+    is_pinned: bool = False  # whether who starts with it registers its memory with the CUDA driver
 
     def read(self) -> Reader:
         """Raises what Store.read does."""

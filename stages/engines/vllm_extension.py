@@ -34,6 +34,7 @@ from stages.engines.base import Stored
 from stages.engines.vllm_layout import NotProven, learn, read_parts, remade
 from stages.engines.vllm_scheduler import TellingScheduler
 from stages.weights.boxes import all_of
+from stages.weights.pinned import pin
 
 LOAD_FORMAT = "gps"
 
@@ -60,13 +61,18 @@ _attached: dict[str, Store] = {}
 def opened(stored: Stored) -> Iterator[Weights]:
     """The one way by which a rank comes to a version, whether it is alone in the worker's process or has its own: all
     tensors, by their canonical names, to be read from for as long as it is open. Raises what Store.read does."""
-    if multiprocessing.parent_process() is not None:
-        name = stored.store.name
-        if name not in _attached:
-            _attached[name] = pickle.loads(pickle.dumps(stored.store))  # also of one that a fork has from the worker
-        stored = replace(stored, store=_attached[name])
-    with stored.read() as reader:
+    with _own(stored).read() as reader:
         yield all_of(reader)
+
+
+def _own(stored: Stored) -> Stored:
+    """As this process's rank has it."""
+    if multiprocessing.parent_process() is None:
+        return stored
+    name = stored.store.name
+    if name not in _attached:
+        _attached[name] = pickle.loads(pickle.dumps(stored.store))  # also of one that a fork has from the worker
+    return replace(stored, store=_attached[name])
 
 
 @register_model_loader(LOAD_FORMAT)
@@ -87,6 +93,8 @@ class GpsLoader(BaseModelLoader):
             if known := _known.get(model):
                 known.remade = remade(model, known.parts, self._weights)
             self._weights = {}
+        if self._stored.is_pinned:
+            pin(_own(self._stored).store)
         return model
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:

@@ -261,7 +261,8 @@ class Mover:
                 seconds = time.monotonic() - started
                 moved = wire_gps.Moved(worker=wire_gps.MOVER, number=move.number, num_bytes=num_bytes, seconds=seconds)
                 self._say(moved)
-            self.fetcher.told(move)
+            if move.want and move.rank != _SENDER:
+                self.fetcher.told(move)
 
     def _give_or_take(self, pair: Pair, move: wire_gps.Move) -> int:
         if move.want and move.rank == _SENDER:
