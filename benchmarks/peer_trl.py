@@ -1,4 +1,4 @@
-"""The same work as TRL's GRPOTrainer: `python benchmarks/peer_trl.py [--rounds 3] [--steps 60]`.
+"""The same work as TRL's GRPOTrainer: `python benchmarks/peer_trl.py [--rounds 3] [--steps 60] [--smollm2 FOLDER]`.
 
 Both train the quickstart's policy on the same prompts with the exact checker as reward: 16 prompts x 8 responses of at
 most 84 tokens per step, two updates, the same optimizer, learning rate and clipping. TRL runs in an environment of its
@@ -16,6 +16,10 @@ has its own seed. Starting up (loading models, engines) is left out on both side
   spent/<side>/<what>      share of the time: of ours by stage on the critical path; of TRL generate and reward
   trl_threads              how many threads were best for TRL
   load                     the machine's load average (1 min) before
+
+With --smollm2 (the folder that configs/examples/smollm2.py makes) the same of SmolLM2-135M, keys with `smollm2/` before
+them: 10 steps of 4 prompts x 4 responses of at most 128 tokens, one update, one round; three of four prompts want a
+number, the fourth a story, so lengths are skewed. Accuracy says little there.
 """
 
 import argparse
@@ -36,34 +40,95 @@ from pipeline.tracking import MetricsLog
 ROOT = Path(__file__).parents[1]
 POLICY, TRAIN, VAL = (ROOT / "configs/quickstart" / name for name in ("policy", "train.jsonl", "val.jsonl"))
 PACKAGES = ("torch==2.13.0+cpu", "trl==1.16.0", "transformers==5.24.0", "accelerate", "datasets", "jinja2")
-WORK = {"group": 8, "prompts": 16, "updates": 2, "max_tokens": 84, "lr": 3e-4, "num_prompts": 256}
 OURS = {"ours": 0, "ours_overlapped": 1}
 """And their staleness."""
 FIRST_SEED = 101
 MUST = {"tokens_of_trl": Must(at_least=1.0), "accuracy_gap": Must(at_least=-0.05)}
+SMOLLM2_MUST = {"smollm2/tokens_of_trl": Must(at_least=1.0)}
 _STAGES = ("prompts", "rollout", "reward", "train", "publish", "queue", "control")
 _CONFIG = """
-reward: {genrm: null, functions: {exact: {path: "stages.checkers:digit_sort"}}}
+reward: {genrm: null, functions: {score: {path: "%(function)s"}}}
+model: {policy: {path: "%(model)s"}}
+data:
+  {train_files: "%(train)s", val_files: "%(val)s", max_prompt_length: %(prompt_tokens)d, train_batch_size: %(prompts)d}
+rollout: {n: %(group)d, max_response_length: %(max_tokens)d}
+algorithm: {max_logprob_diff: 0}
+trainer: {updates_per_step: %(updates)d, lr: %(lr)g, micro_batch_tokens: %(micro_batch)d}
 evaluate: {freq: 0}
 tracking: {uri: none}
+"""
+QUICKSTART: dict[str, Any] = {
+    "model": str(POLICY),
+    "train": str(TRAIN),
+    "val": str(VAL),
+    "score": "digit_sort",
+    "function": "stages.checkers:digit_sort",
+    "prompts": 16,
+    "group": 8,
+    "updates": 2,
+    "prompt_tokens": 32,
+    "max_tokens": 84,
+    "micro_batch": 16384,
+    "lr": 3e-4,
+    "num_prompts": 256,
+}
+SMOLLM2 = QUICKSTART | {
+    "score": "says_it",
+    "prompts": 4,
+    "group": 4,
+    "updates": 1,
+    "prompt_tokens": 96,
+    "max_tokens": 128,
+    "micro_batch": 2048,
+    "lr": 1e-5,
+    "num_prompts": 32,
+}
+_SAYS_IT = """def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(ground_truth in solution_str)
 """
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     python = args.python or _environment()
-    found: dict[str, Any] = {"load": os.getloadavg()[0], "rounds": [], "steps": args.steps}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        threads = {n: _trl(python, folder, 8, FIRST_SEED, n)["wall_s"] for n in (1, 2)}
-        best = min(threads, key=lambda n: threads[n])
-        found |= {"threads": threads, "before": _accuracy(python, POLICY)}
-        for number in range(args.rounds):
-            seed, sides = FIRST_SEED + number, {}
-            for side, staleness in OURS.items():
-                sides[side] = _ours(python, folder / f"{side}-{number}", args.steps, seed, staleness)
-            sides["trl"] = _trl(python, folder, args.steps, seed, best)
-            sides["trl"]["accuracy"] = _accuracy(python, folder / "trl")
-            found["rounds"].append(sides)
+        found = {
+            "load": os.getloadavg()[0],
+            "quickstart": _compare(python, Path(name), QUICKSTART, args.steps, args.rounds),
+        }
+        if args.smollm2:
+            (folder := Path(name) / "smollm2").mkdir()
+            work = SMOLLM2 | {"model": str(args.smollm2.resolve()), **_skewed(folder)}
+            found["smollm2"] = _compare(python, folder, work, 10, 1)
+        return found
+
+
+def _skewed(folder: Path) -> dict[str, str]:
+    """Prompts whose answers are short, and every fourth whose answer is long; and the function that scores them."""
+    rows = []
+    for n in range(11, 75):
+        asked = f"What is {n} + {n // 3}? Answer with the number alone."
+        if n % 4 == 0:
+            asked = f"Tell a story of a hundred words about the number {n + n // 3}."
+        truth = {"style": "rule", "ground_truth": str(n + n // 3)}
+        rows.append({"data_source": "numbers", "prompt": [{"role": "user", "content": asked}], "reward_model": truth})
+    path, function = folder / "numbers.jsonl", folder / "says_it.py"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    function.write_text(_SAYS_IT)
+    return {"train": str(path), "val": str(path), "function": f"{function}:compute_score"}
+
+
+def _compare(python: str, folder: Path, work: dict[str, Any], steps: int, rounds: int) -> dict[str, Any]:
+    threads = {n: _trl(python, folder, work, max(1, steps // 8), FIRST_SEED, n)["wall_s"] for n in (1, 2)}
+    best = min(threads, key=lambda n: threads[n])
+    found: dict[str, Any] = {"threads": threads, "before": _accuracy(python, work, work["model"]), "steps": steps}
+    found["rounds"] = []
+    for number in range(rounds):
+        seed, sides = FIRST_SEED + number, {}
+        for side, staleness in OURS.items():
+            sides[side] = _ours(python, folder / f"{side}-{number}", work, steps, seed, staleness)
+        sides["trl"] = _trl(python, folder, work, steps, seed, best)
+        sides["trl"]["accuracy"] = _accuracy(python, work, str(folder / "trl"))
+        found["rounds"].append(sides)
     return found
 
 
@@ -85,19 +150,19 @@ def _side(python: str, threads: int, *args: str) -> dict[str, Any]:
     return said
 
 
-def _trl(python: str, folder: Path, steps: int, seed: int, threads: int) -> dict[str, Any]:
-    settings = WORK | {"steps": steps, "seed": seed, "threads": threads}
-    return _side(python, threads, "train", str(POLICY), str(TRAIN), str(folder / "trl"), json.dumps(settings))
+def _trl(python: str, folder: Path, work: dict[str, Any], steps: int, seed: int, threads: int) -> dict[str, Any]:
+    settings = work | {"steps": steps, "seed": seed, "threads": threads}
+    return _side(python, threads, "train", work["model"], work["train"], str(folder / "trl"), json.dumps(settings))
 
 
-def _accuracy(python: str, model: Path) -> float:
-    return float(_side(python, 1, "eval", str(model), str(VAL), json.dumps(WORK | {"seed": 1}))["accuracy"])
+def _accuracy(python: str, work: dict[str, Any], model: str) -> float:
+    return float(_side(python, 1, "eval", model, work["val"], json.dumps(work | {"seed": 1}))["accuracy"])
 
 
-def _ours(python: str, folder: Path, steps: int, seed: int, staleness: int) -> dict[str, Any]:
+def _ours(python: str, folder: Path, work: dict[str, Any], steps: int, seed: int, staleness: int) -> dict[str, Any]:
     """Seconds from the first step's begin to the last one's end, and what the rows say."""
     folder.mkdir()
-    (folder / "peer.yaml").write_text(_CONFIG)
+    (folder / "peer.yaml").write_text(_CONFIG % work)
     settings = (f"run.seed={seed}", f"trainer.total_training_steps={steps}", f"algorithm.staleness={staleness}")
     command = [sys.executable, "-P", "-m", "pipeline.cli.main"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -112,11 +177,18 @@ def _ours(python: str, folder: Path, steps: int, seed: int, staleness: int) -> d
         "wall_s": float(rows[-1]["time"] or 0) - began,
         "tokens": sum(row["train/num_tokens"] or 0 for row in rows),
         "spent_s": {stage: sum(row.get(f"timing_s/{stage}") or 0 for row in rows) for stage in _STAGES},
-        "accuracy": _accuracy(python, folder / "model"),
+        "accuracy": _accuracy(python, work, str(folder / "model")),
     }
 
 
 def figures(raw: dict[str, Any]) -> dict[str, float | None]:
+    found = _figures(raw["quickstart"]) | {"load": raw["load"]}
+    if "smollm2" in raw:
+        found |= {f"smollm2/{key}": value for key, value in _figures(raw["smollm2"]).items()}
+    return found
+
+
+def _figures(raw: dict[str, Any]) -> dict[str, float | None]:
     rounds, steps = raw["rounds"], raw["steps"]
     rates = {side: [one[side]["tokens"] / one[side]["wall_s"] for one in rounds] for side in (*OURS, "trl")}
     ratios = {side: median(a / b for a, b in zip(rates[side], rates["trl"], strict=True)) for side in OURS}
@@ -134,7 +206,7 @@ def figures(raw: dict[str, Any]) -> dict[str, float | None]:
         for what in rounds[0][side]["spent_s"]:
             found[f"spent/{side}/{what}"] = sum(one[side]["spent_s"][what] for one in rounds) / total
     threads = {int(n): seconds for n, seconds in raw["threads"].items()}
-    return found | {"trl_threads": min(threads, key=lambda n: threads[n]), "load": raw["load"]}
+    return found | {"trl_threads": min(threads, key=lambda n: threads[n])}
 
 
 if __name__ == "__main__":
@@ -142,4 +214,6 @@ if __name__ == "__main__":
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--steps", type=int, default=60)
     arguments.add_argument("--python", default="", help="of an environment that has TRL; otherwise one is made")
-    sys.exit(main("peer_trl", arguments.parse_args(), measure, figures, MUST))
+    arguments.add_argument("--smollm2", type=Path, help="also train SmolLM2-135M, from this folder")
+    given = arguments.parse_args()
+    sys.exit(main("peer_trl", given, measure, figures, MUST | (SMOLLM2_MUST if given.smollm2 else {})))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
-def is_right(answer: str, truth: str) -> float:
-    """As stages.checkers:digit_sort."""
-    return float(answer.rsplit(";", 1)[-1] == truth)
+SCORES = {
+    "digit_sort": lambda answer, truth: float(answer.rsplit(";", 1)[-1] == truth),  # as stages.checkers:digit_sort
+    "says_it": lambda answer, truth: float(truth in answer),
+}
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:
@@ -36,7 +36,8 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
         started = time.perf_counter()
         counted["tokens"] += sum(map(len, completion_ids))
         counted["responses"] += len(completion_ids)
-        scores = [is_right(said[-1]["content"], wanted) for said, wanted in zip(completions, truth, strict=True)]
+        pairs = zip(completions, truth, strict=True)
+        scores = [SCORES[settings["score"]](said[-1]["content"], wanted) for said, wanted in pairs]
         spent["reward"] += time.perf_counter() - started
         return scores
 
@@ -100,7 +101,7 @@ def evaluate(model: str, data: str, settings: dict[str, Any]) -> dict[str, Any]:
     asked = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     said = policy.generate(**asked, max_new_tokens=settings["max_tokens"], do_sample=True, temperature=1.0, top_k=0)
     answers = tokenizer.batch_decode(said[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)
-    right = sum(is_right(answer, row["truth"]) for answer, row in zip(answers, rows, strict=True))
+    right = sum(SCORES[settings["score"]](answer, row["truth"]) for answer, row in zip(answers, rows, strict=True))
     return {"accuracy": right / len(rows)}
 
 
