@@ -26,7 +26,7 @@ def rows_of(path: str) -> list[dict[str, Any]]:
 
 def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str, Any]:
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     torch.set_num_threads(settings["threads"])
     spent = {"generate": 0.0, "reward": 0.0}
@@ -48,8 +48,25 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
             spent["generate"] += time.perf_counter() - started
             return found
 
+    trainer = Timed(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        reward_funcs=reward,
+        args=_config(out, settings),
+        train_dataset=Dataset.from_list(rows_of(data)),
+    )
+    started = time.perf_counter()
+    trainer.train()
+    wall_s = time.perf_counter() - started
+    trainer.save_model(out)
+    return {"wall_s": wall_s, "spent_s": spent, **counted}
+
+
+def _config(out: str, settings: dict[str, Any]) -> Any:
+    from trl import GRPOConfig
+
     group, prompts, updates = settings["group"], settings["prompts"], settings["updates"]
-    config = GRPOConfig(
+    return GRPOConfig(
         output_dir=out,
         per_device_train_batch_size=prompts * group // updates,
         gradient_accumulation_steps=1,
@@ -77,18 +94,6 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
         seed=settings["seed"],
         shuffle_dataset=True,
     )
-    trainer = Timed(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        reward_funcs=reward,
-        args=config,
-        train_dataset=Dataset.from_list(rows_of(data)),
-    )
-    started = time.perf_counter()
-    trainer.train()
-    wall_s = time.perf_counter() - started
-    trainer.save_model(out)
-    return {"wall_s": wall_s, "spent_s": spent, **counted}
 
 
 @torch.no_grad()

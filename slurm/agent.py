@@ -106,7 +106,7 @@ def own_address(endpoint: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def main(argv: list[str] | None = None) -> NoReturn:
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="slurm.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--node", required=True)
@@ -118,8 +118,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--parent", type=int, help="leave when this process ends")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds of the controller's silence")
     parser.add_argument("--witness", type=int, help="a descriptor that is held until nothing is left of this process")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
 
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    args = _arguments(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o077)
     if args.parent is not None:

@@ -29,8 +29,10 @@ def describe(weights: dict[str, Any]) -> str:
     parts = [", ".join(f"{_size(size)} for {store}" for store, size in weights["bytes"].items()) + ", on each node"]
     rows: list[tuple[str, ...]]
     if weights["nodes"]:
+        is_dealt = any(said.get("piles", [0]) != [0] for said in weights["nodes"].values())
         rows = [("NODE", "PILES", "VISIBLE", "HOLDS", "READERS", "COPIES")]
         rows += [_of_node(node, said, weights) for node, said in weights["nodes"].items()]
+        rows = rows if is_dealt else [(node, *rest) for node, _, *rest in rows]
         parts.append(table(rows, indent=""))
     for key, title in (("copies", "last copies between nodes"), ("reads", "last reads from other nodes")):
         if made := weights.get(key):
@@ -55,7 +57,7 @@ def _of_node(node: str, said: dict[str, Any], weights: dict[str, Any]) -> tuple[
     copying = said["copying"]
     return (
         node,
-        ", ".join(map(str, said["piles"])),
+        ", ".join(map(str, said.get("piles", ()))),
         "-" if said["visible"] is None else str(said["visible"]),
         ", ".join(map(str, said["holds"])) or "-",
         ", ".join(readers) or "-",

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
@@ -75,29 +76,15 @@ class VllmEngine:
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             prepare_cpu()
-        arguments = {
+        arguments = _start_arguments(options, ranks, on_cpu=on_cpu) | {
             "model": model_path,
             "dtype": dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": options.max_num_seqs,
-            "kv_cache_memory_bytes": options.kv_cache_bytes // ranks,
-            "tensor_parallel_size": ranks,
-            "distributed_executor_backend": Ranks if ranks > 1 else None,
-            "enable_prefix_caching": options.enable_prefix_caching,
             "seed": seed,
             "skip_tokenizer_init": not structured,
             "trust_remote_code": trust_remote_code,
-            "load_format": LOAD_FORMAT,
             "model_loader_extra_config": {"stored": stored},
-            "generation_config": "vllm",  # sampling comes from the request alone, never from the model's folder
-            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
-            "async_scheduling": False,  # else a step's tokens are still in flight when it returns
-            "scheduler_cls": TellingScheduler,
-            # A prompt that is cut between two steps has its generator turned back, which a CPU's cannot be.
-            "enable_chunked_prefill": False if on_cpu else None,
-            "enforce_eager": on_cpu,
             "enable_sleep_mode": can_sleep and not on_cpu,
-            "disable_log_stats": True,
             **options.options,
         }
         with warnings.catch_warnings():
@@ -293,6 +280,26 @@ class VllmEngine:
         for id in ids:
             del self._unfinished[id]
             self._kept.pop(id, None)
+
+
+def _start_arguments(options: EngineOptions, ranks: int, *, on_cpu: bool) -> dict[str, Any]:
+    """What is the same for all engines of a kind."""
+    return {
+        "max_num_seqs": options.max_num_seqs,
+        "kv_cache_memory_bytes": options.kv_cache_bytes // ranks,
+        "tensor_parallel_size": ranks,
+        "distributed_executor_backend": Ranks if ranks > 1 else None,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "load_format": LOAD_FORMAT,
+        "generation_config": "vllm",  # sampling comes from the request alone, never from the model's folder
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature
+        "async_scheduling": False,  # else a step's tokens are still in flight when it returns
+        "scheduler_cls": TellingScheduler,
+        # A prompt that is cut between two steps has its generator turned back, which a CPU's cannot be.
+        "enable_chunked_prefill": False if on_cpu else None,
+        "enforce_eager": on_cpu,
+        "disable_log_stats": True,
+    }
 
 
 def _structure(request: Request) -> StructuredOutputsParams:

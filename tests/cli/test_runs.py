@@ -137,7 +137,7 @@ def test_each_shell_gets_a_script(pivot: Pivot, shell: str) -> None:
         (["submit", "--in"], ["--in-allocation"]),
         (["status", "se"], ["second"]),
         (["validate", "quick"], ["quickstart.yaml"]),
-        (["validate", "quickstart.yaml", "trainer.l"], ["trainer.lr="]),
+        (["validate", "quickstart.yaml", "trainer.lr"], ["trainer.lr="]),
     ],
 )
 def test_bash_proposes(pivot: Pivot, tmp_path: Path, words: list[str], proposed: list[str]) -> None:

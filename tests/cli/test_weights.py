@@ -43,6 +43,16 @@ def test_it_shows_holders_readers_and_copies(pivot: Pivot, tmp_path: Path) -> No
     assert json.loads(pivot("gps", "live", "--json").out) == WEIGHTS
 
 
+def test_where_weights_are_dealt_it_shows_who_has_what_and_reads_from_others(pivot: Pivot, tmp_path: Path) -> None:
+    nodes = {f"n{i}": {"visible": 7, "piles": [i], "holds": [7], "copying": None} for i in range(2)}
+    a_run(tmp_path / "dealt", WEIGHTS | {"nodes": nodes, "copies": [], "reads": WEIGHTS["copies"]})
+    done = pivot("gps", "dealt")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert ["NODE", "PILES", "VISIBLE", "HOLDS", "READERS", "COPIES"] in lines
+    assert ["n1", "1", "7", "7", "-", "-"] in lines
+    assert "last copies" not in done.out and "last reads from other nodes" in done.out
+
+
 def test_of_a_run_that_is_over_it_shows_the_end(pivot: Pivot, tmp_path: Path) -> None:
     a_run(tmp_path / "over", WEIGHTS | {"copies": []}, status="done", pid=0)
     done = pivot("gps", "over")

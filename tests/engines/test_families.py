@@ -42,8 +42,7 @@ def test_r19_an_engine_says_what_the_trainer_says_of_each_family(name: str, tmp_
             trainer.train(make_rows(step), step)
             trainer.publish(rig.store, 1.0)
             rig.store.seal(step)
-            with rig.read() as reader:
-                engine.load(reader, trainer.probe())  # raises where it says something else
+            engine.load(rig.stored(), trainer.probe())  # raises where it says something else
         said = run(engine, requests)
     finally:
         rig.close()
