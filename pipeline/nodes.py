@@ -253,6 +253,8 @@ class Nodes:
 
     def _piles_of(self, node: str) -> tuple[int, ...]:
         """A node has its number whenever it comes again; one that is new gets that of one that is away."""
+        if self.config.num_piles == 1:
+            return (0,)
         if node not in self._numbers:
             away = [name for name, life in self._lives.items() if life.reason and name in self._numbers]
             self._numbers[node] = self._numbers.pop(away[0]) if away else len(self._numbers)
