@@ -19,6 +19,7 @@ FREE = (
     "tracking",
     "limits",
     "cluster",
+    "gps",
     "evaluate",
     "placement",
     "data.val_files",

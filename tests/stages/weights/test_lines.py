@@ -25,10 +25,17 @@ def staged(rendezvous: Path, rank: int, limit_s: float) -> Line:
     return StagedLine(group, torch.device("cpu"), PIECE_BYTES)
 
 
+def nccl(rendezvous: Path, rank: int, limit_s: float) -> Line:
+    """Each end has a GPU of its own."""
+    group = nccl_group(FileStore(str(rendezvous), 2), rank, 2, limit_s)
+    return StagedLine(group, torch.device(f"cuda:{rank}"), PIECE_BYTES)
+
+
 Make = Callable[[Path, int, float], Line]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices")
 
 
-@pytest.fixture(params=[direct, staged])
+@pytest.fixture(params=[direct, staged, pytest.param(nccl, marks=[pytest.mark.gpu, TWO_GPUS])])
 def make(request: pytest.FixtureRequest) -> Make:
     return request.param
 
@@ -105,6 +112,8 @@ def test_a_piece_is_there_before_the_last_one_was_sent(ends: tuple[Line, Line]) 
 
 
 def test_an_end_that_is_alone_fails_within_its_limit(make: Make, tmp_path: Path) -> None:
+    if make is nccl:
+        pytest.skip("NCCL ends no wait; the agent's limit on a move does")
     with pytest.raises(RuntimeError):
         make(tmp_path / "group", 0, 0.5).hear(torch.empty(1))
 
