@@ -1,5 +1,5 @@
 """Loading a pickle runs what is in it, so only what is surely this user's own is loaded: a file that nobody else may
-write, or what a process is sent by its parent.
+write, what a process is sent by its parent, or what it has just made itself.
 """
 
 import os
@@ -21,3 +21,12 @@ def load_own(path: Path) -> Any:
 def of_parent(data: bytes) -> Any:
     """What came through a pipe that this process was born with; nobody but its parent has the other end."""
     return pickle.loads(data)
+
+
+def travels(value: object) -> bool:
+    """Whether what is sent of it arrives."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # whatever an object of a library does
+        return False
+    return True

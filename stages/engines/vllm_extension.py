@@ -7,9 +7,9 @@ What the CPU platform does silently wrong without the care taken here, each prov
   * A tied head shares the embedding's parameter but has a packed copy of its own: it keeps the old weights.
 """
 
+import copy
 import multiprocessing
 import os
-import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +71,9 @@ def _own(stored: Stored) -> Stored:
         return stored
     name = stored.store.name
     if name not in _attached:
-        _attached[name] = pickle.loads(pickle.dumps(stored.store))  # also of one that a fork has from the worker
+        _attached[name] = copy.deepcopy(
+            stored.store
+        )  # which attaches it anew, also one that a fork has from the worker
     return replace(stored, store=_attached[name])
 
 

@@ -9,7 +9,6 @@ each. They are vLLM's own, with what a run asks of its processes:
 
 import multiprocessing
 import os
-import pickle
 import secrets
 import signal
 import tempfile
@@ -30,6 +29,7 @@ from vllm.v1.executor import multiproc_executor
 from vllm.v1.worker.worker_base import WorkerBase
 
 from pipeline.gps.files import SHM
+from pipeline.pickles import travels
 from pipeline.processes import STOPPING, describe_exit, die_with_parent
 from stages.engines.counters import Costly, so_far
 
@@ -148,9 +148,7 @@ def _outcome(worker: WorkerBase, function: Callable[..., T], *args: Any) -> T | 
         if multiprocessing.parent_process() is None:
             return _Failed(error)
         text = traceback.format_exc()
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # whatever an exception of a library does that it cannot be sent
+        if not travels(error):
             error = RuntimeError(str(error))
         error.add_note(text)
         return _Failed(error)
