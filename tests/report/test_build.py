@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -119,12 +118,10 @@ def test_lengths_are_counted(files: RunFiles, text: str) -> None:
     assert 4000 <= quantile(counted, 0.91) <= 4000 * 2 ** (1 / BINS_PER_OCTAVE)
 
 
-def test_a_long_run_of_many_slots_is_built_quickly_and_small(tmp_path: Path) -> None:
+def test_the_page_of_a_long_run_of_many_slots_is_small(tmp_path: Path) -> None:
+    """How long it takes is measured by benchmarks/report.py."""
     files = RunFiles(tmp_path / "r", 200, 32, "placement.mode=shiftable")
-    began = time.process_time()
-    text = build(files.run)
-    took_s = time.process_time() - began
-    assert took_s < 10 and len(text.encode()) < 8e6, (took_s, len(text))
+    assert len(build(files.run).encode()) < 8e6
 
 
 def test_slots_that_change_very_often_are_drawn_less_closely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
