@@ -6,7 +6,7 @@ neighbours take over from them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pipeline.gps.layout import Layout, Shapes, stored
 
@@ -57,5 +57,9 @@ def place(shapes: Shapes, num_nodes: int, replication: int) -> Layout:
         raise ValueError(f"a tensor cannot be on {replication} of {num_nodes} nodes")
     num = num_piles(num_nodes, replication)
     pile = deal({name: math.prod(shape) for name, shape in shapes.items()}, num)
-    held = [piles_of(node, num, replication) for node in range(num_nodes)]
-    return stored(shapes, ([name for name in shapes if pile[name] in own] for own in held))
+    return held_by(shapes, pile, (piles_of(node, num, replication) for node in range(num_nodes)))
+
+
+def held_by(shapes: Shapes, pile_of: Mapping[str, int], nodes: Iterable[Collection[int]]) -> Layout:
+    """Of nodes that hold these piles."""
+    return stored(shapes, ([name for name in shapes if pile_of[name] in own] for own in nodes))

@@ -114,7 +114,7 @@ def read_parts(model: Module, parts: Iterable[Part], weights: Mapping[str, Tenso
             fill(_parameters(module, name), mine)
         else:
             _make_again(module, name, [(part, t.clone() if is_passing else t) for part, t in mine])
-    assert next(coming, None) is None  # at its end, what it came through is free for the next read
+    assert next(coming, None) is None  # and is at its end
 
 
 def _of(parts: Iterable[Part], coming: Iterator[tuple[Part, Tensor]]) -> Iterator[tuple[Part, Tensor]]:

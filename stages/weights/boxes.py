@@ -84,6 +84,7 @@ class Held(Mapping[str, Tensor]):
                 yield part_of([part], box), torch.frombuffer(data, dtype=dtype).view(box.shape)
                 if box.stop == part.box.stop:
                     break
+        assert next(coming, None) is None  # at its end, what it came through is free for the next read
 
 
 def all_of(reader: Reader) -> Mapping[str, Tensor]:

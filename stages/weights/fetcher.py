@@ -26,8 +26,9 @@ from torch import Tensor
 from pipeline import wire_gps
 from pipeline.core.errors import WeightsUnavailable
 from pipeline.gps.elsewhere import BUFFER_BYTES, Ask, Begun, Emptied, End, Failed, Filled, address, half_bytes
-from pipeline.gps.layout import Layout, Part, Place, Shapes, stored
+from pipeline.gps.layout import Layout, Part, Place, Shapes
 from pipeline.gps.loads import Ends
+from pipeline.gps.placement import held_by
 from pipeline.gps.plan_cache import PlanCache
 from pipeline.gps.segment import ITEM_BYTES
 from pipeline.gps.store import Store
@@ -234,7 +235,7 @@ class _Plans:
         return [next(source for source, of in givers[want.name] if want.box.contains(of.box)) for want in wants]
 
     def _held_by(self, piles: tuple[tuple[int, ...], ...]) -> Layout:
-        return stored(self._shapes, ([n for n in self._shapes if self._pile_of[n] in own] for own in piles))
+        return held_by(self._shapes, self._pile_of, piles)
 
     def _wanted(self, wants: tuple[Want, ...]) -> Layout:
         return Layout((tuple(Part(name, box, _NOWHERE) for name, box in dict.fromkeys(wants)),), ({},))
