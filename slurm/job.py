@@ -16,9 +16,9 @@ from pipeline.core.errors import SlurmError
 from pipeline.processes import say
 from pipeline.run_folder import RunFolder, write_json
 from slurm.commands import Clients
+from slurm.lookout import Lookout
 from slurm.names import REPLACES, RESTARTS, agent_step, contact, num_charged, taken_marker
 from slurm.parse import JobState, expand_nodes
-from slurm.watcher import Watcher
 
 _WATCH_S = 3.0
 _DRAINED_S = 12.0
@@ -75,12 +75,12 @@ class JobCluster:
     async def watch(self, gone: Callable[[str, str], None]) -> NoReturn:
         """A node that Slurm has taken from the job never returns to it; one that is to be drained is given to it. Its
         silence says nothing."""
-        job, watcher, missing = self.life.partition(".")[0], Watcher(Clients()), set[str]()
-        watcher.watch(job)
+        job, lookout, missing = self.life.partition(".")[0], Lookout(Clients()), set[str]()
+        lookout.watch(job)
         await asyncio.to_thread(self._take_over, job)
         had, drained_at = set[str](), 0.0
         while True:
-            seen = await asyncio.to_thread(watcher.look, job)
+            seen = await asyncio.to_thread(lookout.look, job)
             if seen.job is not None and seen.silent_s is None and seen.job.nodes:
                 left_s = seen.job.time_left_s
                 self.ends = time.monotonic() + (math.inf if left_s is None else left_s)

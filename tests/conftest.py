@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
+from tests.begun import end_what_was_begun
 from tests.fakes.s3 import S3Server
 
 BUCKET = "bucket"
@@ -23,3 +24,9 @@ def s3() -> Iterator[S3Server]:
     server.close()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    yield
+    end_what_was_begun()

@@ -32,10 +32,10 @@ class JobProcess:
 
     def __init__(self, run: RunFolder, job: str) -> None:
         from slurm.commands import Clients
-        from slurm.watcher import Watcher
+        from slurm.lookout import Lookout
 
-        self._run, self._job, self._watcher = run, job, Watcher(Clients())
-        self._watcher.watch(job)
+        self._run, self._job, self._lookout = run, job, Lookout(Clients())
+        self._lookout.watch(job)
         self.pid = None
         self.returncode: int | None = None
         self._waits = ""
@@ -45,14 +45,14 @@ class JobProcess:
         if self.returncode is None:
             self.returncode = self._said()
         if self.returncode is None:
-            seen = self._watcher.look(self._job)
+            seen = self._lookout.look(self._job)
             self._tell_queue(seen.job)
             if seen.is_gone or (seen.job is not None and seen.job.is_ended):
                 time.sleep(_POLL_S)  # its last words may be on their way through the file system
                 code = self._said(is_over=True)
                 if code is None and (job := (read_json(self._run.job) or {}).get("id", self._job)) != self._job:
                     self._job = job
-                    self._watcher.watch(job)
+                    self._lookout.watch(job)
                 else:
                     self.returncode = 1 if code is None else code
         return self.returncode

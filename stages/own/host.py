@@ -67,17 +67,31 @@ class Fault:
     text: str = ""
 
 
-@lru_cache(maxsize=1)
+_making = threading.Lock()
+"""Tasks of two steps may ask for the same at once, and `lru_cache` would make it for both of them."""
+
+
 def own_loop() -> asyncio.AbstractEventLoop:
     """The loop of this process. Made at the first call: after the last fork."""
+    with _making:
+        return _loop()
+
+
+def pool_of(function: OwnFunction) -> "Pool":
+    """Kept by the process from step to step."""
+    with _making:
+        return _pool(function)
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="own code", daemon=True).start()
     return loop
 
 
 @lru_cache(maxsize=16)
-def pool_of(function: OwnFunction) -> "Pool":
-    """Kept by the process from step to step."""
+def _pool(function: OwnFunction) -> "Pool":
     return Pool(function)
 
 

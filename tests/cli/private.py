@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.begun import begin_command
 from tests.cli.conftest import COMMAND, environment
 
 
@@ -23,17 +24,9 @@ class Disk:
     def outside(self) -> Path:
         return Path(f"/proc/{self.pid}/root{self.path}")
 
-    def begin(
-        self, folder: Path, *arguments: str, command: tuple[str, ...] = tuple(COMMAND)
-    ) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            ["nsenter", "-t", str(self.pid), "-m", f"--wd={folder}", "--", *COMMAND, *arguments],
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def begin(self, folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+        inside = ["nsenter", "-t", str(self.pid), "-m", f"--wd={folder}", "--"]
+        return begin_command([*inside, *COMMAND, *arguments], environment(), None)
 
     def fill(self) -> Path:
         """Take all that is free, to the last byte."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.checkpoint import CheckpointStore
 from pipeline.run_folder import read_json
 from pipeline.status import start_ticks
+from tests.begun import begin_command
 from tests.cli.conftest import COMMAND, Pivot, environment
 
 SLOW = ("trainer.total_training_steps=500", "trainer.options.step_seconds=0.1")
@@ -25,15 +26,7 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str] | Non
 
 
 def begin(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return begin_command([*COMMAND, *arguments], environment(), folder)
 
 
 def step_of(run: Path) -> int:

@@ -22,7 +22,7 @@ from tests.cluster import SlurmCluster
 from tests.fakes.scripted import make_config
 from tests.scenarios.runs import ROOT
 from tests.slurm.rig import children as children_of
-from tests.slurm.rig import make_run
+from tests.slurm.rig import make_run, until
 from tests.slurm.watch import Inbox, Watch
 
 SLOTS = 4
@@ -124,8 +124,10 @@ def commands() -> Iterator[tuple[int, list[bytes]]]:
 
 
 def devices(pid: int) -> list[str]:
-    """Those that a worker's process was given, as it was started."""
-    variables = dict(
-        entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if entry
-    )
-    return variables["CUDA_VISIBLE_DEVICES"].split(",")
+    """Those that a worker's process was given, as it was started; it may still be on its way from srun's program."""
+
+    def given() -> str:
+        entries = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        return dict(entry.partition("=")[::2] for entry in entries).get("CUDA_VISIBLE_DEVICES", "")
+
+    return until(given, f"the devices of process {pid}").split(",")

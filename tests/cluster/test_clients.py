@@ -1,10 +1,10 @@
-"""This package's clients and watcher against a real Slurm."""
+"""This package's clients and lookout against a real Slurm."""
 
 import pytest
 
 from pipeline.core.errors import SlurmError
 from slurm.commands import Clients, outside_of_jobs
-from slurm.watcher import Watcher
+from slurm.lookout import Lookout
 from tests.cluster import SlurmCluster
 
 pytestmark = pytest.mark.slurm
@@ -69,12 +69,12 @@ def test_nodes_that_are_down(cluster: SlurmCluster) -> None:
 def test_the_death_of_slurmctld_ends_no_watched_job(cluster: SlurmCluster) -> None:
     job, gone = cluster.submit("--wrap", "sleep 100"), "1"
     cluster.wait_until(lambda: cluster.jobs()[job] == "RUNNING", "it runs")
-    watcher = Watcher(clients(cluster, timeout_s=1), period_s=0.1, settle_s=0)
-    watcher.watch(job)
-    watcher.watch(gone)
-    assert [watcher.look(id, at_once=True).state for id in (job, gone)] == ["RUNNING", "GONE"]
+    lookout = Lookout(clients(cluster, timeout_s=1), period_s=0.1, settle_s=0)
+    lookout.watch(job)
+    lookout.watch(gone)
+    assert [lookout.look(id, at_once=True).state for id in (job, gone)] == ["RUNNING", "GONE"]
     cluster.kill_controller()
-    seen = watcher.look(job, at_once=True)
+    seen = lookout.look(job, at_once=True)
     assert (seen.state, seen.is_gone) == ("UNKNOWN", False) and seen.silent_s is not None
     cluster.start_controller()
-    cluster.wait_until(lambda: watcher.look(job).state == "RUNNING", "it is seen again")
+    cluster.wait_until(lambda: lookout.look(job).state == "RUNNING", "it is seen again")

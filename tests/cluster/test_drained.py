@@ -14,6 +14,7 @@ from tests.scenarios.jobs import JobRun, back, batch_host, other_node
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(200)]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_drained_is_given_back_and_the_run_goes_on_smaller(cluster: SlurmCluster, folder: Path) -> None:
     smaller = ("trainer.ranks=1", "cluster.slots_per_node=4", "cluster.min_nodes=1")
     run = JobRun(folder / "r", cluster, *SETTINGS, *LONG, *smaller)

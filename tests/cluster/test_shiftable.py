@@ -71,6 +71,7 @@ def lose_power(run: JobRun, node: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_for_good_between_shifts(cluster: SlurmCluster, folder: Path) -> None:
     run = JobRun(folder / "r", cluster, *SHIFTABLE, f"trainer.total_training_steps={STEPS}")
     with Look(run.folder, cluster) as look:

@@ -61,6 +61,7 @@ def launcher(run: Run, moment: str, after: float) -> Felt:
     return Felt("launcher", moment, told["wall"] - struck, went_on["wall"] - told["wall"])
 
 
+@pytest.mark.slow
 def test_a_run_whose_workers_are_steps_outlives_the_death_of_each_of_its_processes(
     cluster: SlurmCluster, folder: Path, calls: Path
 ) -> None:

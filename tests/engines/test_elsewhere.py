@@ -22,7 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "moe" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_r19_r20_an_engine_that_reads_from_other_nodes_equals_one_that_has_everything(folder: Path, kind: str) -> None:
     """From its start, through updates, a sleep and a wake."""
     from stages.engines.vllm import VllmEngine

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.vllm
 @pytest.mark.parametrize(
     ("ranks", "kinds"),
     [
-        (2, ("dense", "moe")),
-        pytest.param(2, ("tied",), marks=pytest.mark.slow),
+        (2, ("moe",)),
+        pytest.param(2, ("dense", "tied"), marks=pytest.mark.slow),
         pytest.param(1, ("moe", "tied"), marks=pytest.mark.slow),
     ],
 )

@@ -20,6 +20,7 @@ from pipeline.queue.schema import SequenceRow
 from pipeline.queue.segments import SegmentFiles
 from pipeline.run_folder import RunFolder
 from pipeline.status import start_ticks
+from tests.begun import begin_command
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
@@ -49,15 +50,8 @@ def pivot(*arguments: str, kill: str = "", marker: Path | None = None) -> Ended:
 
 def begin(*arguments: str, under: Sequence[str] = (), **told: str) -> "subprocess.Popen[str]":
     """A command line that goes on; `told` are variables of its environment, `under` is the command that runs it."""
-    return subprocess.Popen(
-        [*under, sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
-        cwd=ROOT,
-        env=environment(**told),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [*under, sys.executable, "-P", "-m", "pipeline.cli.main", *arguments]
+    return begin_command(command, environment(**told), ROOT)
 
 
 def environment(**told: str) -> dict[str, str]:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from pipeline.core.errors import StageFailed
 from pipeline.status import start_ticks
-from stages.own.host import Fault, OwnFunction, Pool, own_loop
+from stages.own import host
+from stages.own.host import Fault, OwnFunction, Pool, own_loop, pool_of
 from stages.own.messages import Returned
 from tests.fakes.scripted import wait_until
 
@@ -57,6 +59,27 @@ pools: list[Pool] = []
 @pytest.fixture(scope="module")
 def odd() -> Pool:
     return make(function("odd"))
+
+
+def test_tasks_that_begin_at_once_share_a_loop_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loops, and the first lock that both want ends the run."""
+    made = []
+
+    def slowly() -> asyncio.AbstractEventLoop:
+        time.sleep(0.05)
+        made.append(asyncio.SelectorEventLoop())
+        return made[-1]
+
+    monkeypatch.setattr(host, "_loop", lru_cache(maxsize=1)(host._loop.__wrapped__))
+    monkeypatch.setattr(asyncio, "new_event_loop", slowly)
+    own = function("exact")
+    with ThreadPoolExecutor(4) as threads:
+        loops = list(threads.map(lambda _: own_loop(), range(4)))
+        assert len(set(map(id, loops))) == len(made) == 1
+        assert len(set(map(id, threads.map(lambda _: pool_of(own), range(4))))) == 1
+    loops[0].call_soon_threadsafe(loops[0].stop)
+    wait_until(lambda: not loops[0].is_running())
+    loops[0].close()
 
 
 def test_a_function_of_verl_is_called_unchanged() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from slurm.commands import Clients
-from slurm.watcher import Watcher
+from slurm.lookout import Lookout
 from tests.slurm.clients import HANG, NO_CONTROLLER, FakeSlurm, queue
 
 
@@ -27,84 +27,84 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watcher(fake: FakeSlurm, clock: Clock) -> Watcher:
-    return Watcher(Clients(timeout_s=0.5, environment=fake.environment), period_s=3, settle_s=30, clock=clock)
+def lookout(fake: FakeSlurm, clock: Clock) -> Lookout:
+    return Lookout(Clients(timeout_s=0.5, environment=fake.environment), period_s=3, settle_s=30, clock=clock)
 
 
-def test_one_question_for_all_jobs_each_period(fake: FakeSlurm, clock: Clock, watcher: Watcher) -> None:
+def test_one_question_for_all_jobs_each_period(fake: FakeSlurm, clock: Clock, lookout: Lookout) -> None:
     fake.script("squeue", queue(j1="RUNNING", j2="PENDING"))
     for job in "12":
-        watcher.watch(job)
-    assert [watcher.look(job).state for job in "1212"] == ["RUNNING", "PENDING"] * 2
+        lookout.watch(job)
+    assert [lookout.look(job).state for job in "1212"] == ["RUNNING", "PENDING"] * 2
     assert len(fake.calls("squeue")) == 1
     clock.now += 2.9
-    watcher.look("1")
+    lookout.look("1")
     assert len(fake.calls("squeue")) == 1
     clock.now += 0.1
-    watcher.look("2")
+    lookout.look("2")
     assert len(fake.calls("squeue")) == 2
-    watcher.look("2", at_once=True)
+    lookout.look("2", at_once=True)
     assert len(fake.calls("squeue")) == 3
     with pytest.raises(KeyError):
-        watcher.look("3")
+        lookout.look("3")
 
 
-def test_an_outage_ends_nothing(fake: FakeSlurm, clock: Clock, watcher: Watcher) -> None:
+def test_an_outage_ends_nothing(fake: FakeSlurm, clock: Clock, lookout: Lookout) -> None:
     fake.script("squeue", queue(j1="RUNNING"), NO_CONTROLLER, HANG, "echo busy", queue(j1="RUNNING"))
-    watcher.watch("1")
-    watcher.watch("2")
-    assert watcher.look("1").state == "RUNNING"
+    lookout.watch("1")
+    lookout.watch("2")
+    assert lookout.look("1").state == "RUNNING"
     for silent_s in (60, 120, 180):
         clock.now += 60
-        seen = watcher.look("1")
+        seen = lookout.look("1")
         assert (seen.state, seen.is_gone, seen.silent_s) == ("UNKNOWN", False, silent_s)
         assert seen.job is not None and seen.job.state == "RUNNING" and seen.error
-        assert not watcher.look("2").is_gone  # never listed, but Slurm did not say so since
+        assert not lookout.look("2").is_gone  # never listed, but Slurm did not say so since
     clock.now += 60
-    seen = watcher.look("1")
+    seen = lookout.look("1")
     assert (seen.state, seen.silent_s, seen.error) == ("RUNNING", None, "")
-    assert watcher.look("2").is_gone
+    assert lookout.look("2").is_gone
 
 
 def test_silence_counts_from_the_start_where_slurm_never_answered(
-    fake: FakeSlurm, clock: Clock, watcher: Watcher
+    fake: FakeSlurm, clock: Clock, lookout: Lookout
 ) -> None:
     fake.script("squeue", NO_CONTROLLER)
-    watcher.watch("1")
+    lookout.watch("1")
     clock.now += 7
-    seen = watcher.look("1")
+    seen = lookout.look("1")
     assert (seen.job, seen.state, seen.silent_s, seen.is_gone) == (None, "UNKNOWN", 7, False)
 
 
-def test_a_job_is_gone_only_when_slurm_answered_without_it(fake: FakeSlurm, clock: Clock, watcher: Watcher) -> None:
+def test_a_job_is_gone_only_when_slurm_answered_without_it(fake: FakeSlurm, clock: Clock, lookout: Lookout) -> None:
     fake.script("squeue", queue(j1="RUNNING"), NO_CONTROLLER, queue(j9="RUNNING"), queue(j1="PENDING"))
-    watcher.watch("1")
+    lookout.watch("1")
     states = []
     for _ in range(4):
-        states.append(watcher.look("1").state)
+        states.append(lookout.look("1").state)
         clock.now += 3
     assert states == ["RUNNING", "UNKNOWN", "GONE", "PENDING"]  # a cache before squeue may have been old
 
 
 def test_a_job_that_was_just_submitted_may_be_missing_for_a_while(
-    fake: FakeSlurm, clock: Clock, watcher: Watcher
+    fake: FakeSlurm, clock: Clock, lookout: Lookout
 ) -> None:
     fake.script("squeue", queue())
-    watcher.watch("1")
+    lookout.watch("1")
     states = []
     for _ in range(11):
-        states.append(watcher.look("1").state)
+        states.append(lookout.look("1").state)
         clock.now += 3
     assert states == ["UNKNOWN"] * 10 + ["GONE"]
-    watcher.watch("2")  # the answers of before say nothing of it
-    assert watcher.look("2").state == "UNKNOWN"
+    lookout.watch("2")  # the answers of before say nothing of it
+    assert lookout.look("2").state == "UNKNOWN"
 
 
-def test_threads_share_one_question(fake: FakeSlurm, watcher: Watcher) -> None:
+def test_threads_share_one_question(fake: FakeSlurm, lookout: Lookout) -> None:
     fake.script("squeue", f"sleep 0.2; {queue(j1='RUNNING')}")
-    watcher.watch("1")
+    lookout.watch("1")
     states: list[str] = []
-    threads = [threading.Thread(target=lambda: states.append(watcher.look("1").state)) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: states.append(lookout.look("1").state)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

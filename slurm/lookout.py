@@ -1,4 +1,4 @@
-"""One watcher for all jobs of a process, without accounting: one squeue each few seconds, whoever asks about whatever.
+"""One lookout for all jobs of a process, without accounting: one squeue each few seconds, whoever asks about whatever.
 
 What it tells is what Slurm said, and when. It never concludes that a run is over, nor that a job failed because Slurm
 is silent: an outage leaves every job as it was last seen. The end of a run is the run's own marker file.
@@ -41,7 +41,7 @@ class Sighting:
         return "UNKNOWN" if self.job is None or self.silent_s is not None else self.job.state
 
 
-class Watcher:
+class Lookout:
     """May be asked from any thread; the one that finds the last answer too old asks Slurm, the others wait for it."""
 
     def __init__(
