@@ -3,8 +3,9 @@
 Both train the quickstart's policy on the same prompts with the exact checker as reward: 16 prompts x 8 responses of at
 most 84 tokens per step, two updates, the same optimizer, learning rate and clipping. TRL runs in an environment of its
 own (made once in benchmarks/out/trl), one process, with the number of threads that is best for it on this machine; ours
-is a run as the user has it, an engine and a trainer in two processes of one thread each. Rounds are interleaved; each
-has its own seed. Starting up (loading models, engines) is left out on both sides. Keys:
+is a run as the user has it, an engine and a trainer in two processes of one thread each (of two where they take turns
+and the model is large enough to gain by it), without a prefix cache, which prompts of 8 tokens only pay for. Rounds are
+interleaved; each has its own seed. Starting up (loading models, engines) is left out on both sides. Keys:
 
   tokens_per_s/<side>      trained tokens (of responses) per second: ours, ours_overlapped (staleness 1), trl
   tokens_of_trl            ours over TRL's, the better of ours; median of the rounds' ratios
@@ -41,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 POLICY, TRAIN, VAL = (ROOT / "configs/quickstart" / name for name in ("policy", "train.jsonl", "val.jsonl"))
 PACKAGES = ("torch==2.13.0+cpu", "trl==1.16.0", "transformers==5.24.0", "accelerate", "datasets", "jinja2")
 OURS = {"ours": 0, "ours_overlapped": 1}
-"""And their staleness."""
+"""And their staleness. `threads` of a work are those of each."""
 FIRST_SEED = 101
 MUST = {"tokens_of_trl": Must(at_least=1.0), "accuracy_gap": Must(at_least=-0.05)}
 SMOLLM2_MUST = {"smollm2/tokens_of_trl": Must(at_least=1.0)}
@@ -51,7 +52,8 @@ reward: {genrm: null, functions: {score: {path: "%(function)s"}}}
 model: {policy: {path: "%(model)s"}}
 data:
   {train_files: "%(train)s", val_files: "%(val)s", max_prompt_length: %(prompt_tokens)d, train_batch_size: %(prompts)d}
-rollout: {n: %(group)d, max_response_length: %(max_tokens)d}
+rollout:
+  {n: %(group)d, max_response_length: %(max_tokens)d, engine: {kv_cache_bytes: %(kv_bytes)d, enable_prefix_caching: false}}
 algorithm: {max_logprob_diff: 0}
 trainer: {updates_per_step: %(updates)d, lr: %(lr)g, micro_batch_tokens: %(micro_batch)d}
 evaluate: {freq: 0}
@@ -71,6 +73,8 @@ QUICKSTART: dict[str, Any] = {
     "micro_batch": 16384,
     "lr": 3e-4,
     "num_prompts": 256,
+    "kv_bytes": 64 << 20,
+    "threads": {"ours": 1, "ours_overlapped": 1},
 }
 SMOLLM2 = QUICKSTART | {
     "score": "says_it",
@@ -82,6 +86,8 @@ SMOLLM2 = QUICKSTART | {
     "micro_batch": 2048,
     "lr": 1e-5,
     "num_prompts": 32,
+    "kv_bytes": 256 << 20,
+    "threads": {"ours": 2, "ours_overlapped": 1},
 }
 _SAYS_IT = """def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ground_truth in solution_str)
@@ -124,8 +130,8 @@ def _compare(python: str, folder: Path, work: dict[str, Any], steps: int, rounds
     found["rounds"] = []
     for number in range(rounds):
         seed, sides = FIRST_SEED + number, {}
-        for side, staleness in OURS.items():
-            sides[side] = _ours(python, folder / f"{side}-{number}", work, steps, seed, staleness)
+        for side in OURS:
+            sides[side] = _ours(python, folder / f"{side}-{number}", work, steps, seed, side)
         sides["trl"] = _trl(python, folder, work, steps, seed, best)
         sides["trl"]["accuracy"] = _accuracy(python, work, str(folder / "trl"))
         found["rounds"].append(sides)
@@ -159,11 +165,14 @@ def _accuracy(python: str, work: dict[str, Any], model: str) -> float:
     return float(_side(python, 1, "eval", model, work["val"], json.dumps(work | {"seed": 1}))["accuracy"])
 
 
-def _ours(python: str, folder: Path, work: dict[str, Any], steps: int, seed: int, staleness: int) -> dict[str, Any]:
+def _ours(python: str, folder: Path, work: dict[str, Any], steps: int, seed: int, side: str) -> dict[str, Any]:
     """Seconds from the first step's begin to the last one's end, and what the rows say."""
     folder.mkdir()
     (folder / "peer.yaml").write_text(_CONFIG % work)
-    settings = (f"run.seed={seed}", f"trainer.total_training_steps={steps}", f"algorithm.staleness={staleness}")
+    settings = (
+        *(f"run.seed={seed}", f"trainer.total_training_steps={steps}", f"algorithm.staleness={OURS[side]}"),
+        f'cluster.env={{OMP_NUM_THREADS: "{work["threads"][side]}"}}',
+    )
     command = [sys.executable, "-P", "-m", "pipeline.cli.main"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = str(folder / "run")
