@@ -1,6 +1,7 @@
 """Command lines that a test begins: none outlives its test, also where an assertion fails while it still runs."""
 
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ _begun: list["subprocess.Popen[str]"] = []
 
 
 def begin_command(command: Sequence[str], env: Mapping[str, str], folder: Path | None) -> "subprocess.Popen[str]":
-    """What it prints comes through one pipe."""
+    """What it prints comes through one pipe. In a thread of its own it belongs to a fixture of several tests, which
+    waits for it."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -19,7 +21,8 @@ def begin_command(command: Sequence[str], env: Mapping[str, str], folder: Path |
         stderr=subprocess.STDOUT,
         text=True,
     )
-    _begun.append(process)
+    if threading.current_thread() is threading.main_thread():
+        _begun.append(process)
     return process
 
 
