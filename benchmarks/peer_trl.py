@@ -7,9 +7,12 @@ is a run as the user has it, an engine and a trainer in two processes of one thr
 and the model is large enough to gain by it), without a prefix cache, which prompts of 8 tokens only pay for. Rounds are
 interleaved; each has its own seed. Starting up (loading models, engines) is left out on both sides. Keys:
 
-  tokens_per_s/<side>      trained tokens (of responses) per second: ours, ours_overlapped (staleness 1), trl
+  tokens_per_s/<side>      tokens of the responses that the steps are made of, per second: ours, ours_overlapped
+                           (staleness 1), trl
   tokens_of_trl            ours over TRL's, the better of ours; median of the rounds' ratios
   tokens_of_trl/on_policy  the same at staleness 0
+  with_gradient/<side>     share of these tokens whose group's rewards differ: only they are computed with here, and all
+                           of them by TRL
   step_s/<side>            seconds per step of 128 responses
   accuracy/<side>          of the trained models on 256 held-out prompts, sampled by the same code; mean over rounds
   accuracy/before          of the policy that they begin with
@@ -53,7 +56,7 @@ model: {policy: {path: "%(model)s"}}
 data:
   {train_files: "%(train)s", val_files: "%(val)s", max_prompt_length: %(prompt_tokens)d, train_batch_size: %(prompts)d}
 rollout:
-  {n: %(group)d, max_response_length: %(max_tokens)d, engine: {kv_cache_bytes: %(kv_bytes)d, enable_prefix_caching: false}}
+  {n: %(group)d, max_response_length: %(max_tokens)d, engine: {kv_cache_bytes: %(kv_bytes)d, %(engine)s}}
 algorithm: {max_logprob_diff: 0}
 trainer: {updates_per_step: %(updates)d, lr: %(lr)g, micro_batch_tokens: %(micro_batch)d}
 evaluate: {freq: 0}
@@ -74,6 +77,7 @@ QUICKSTART: dict[str, Any] = {
     "lr": 3e-4,
     "num_prompts": 256,
     "kv_bytes": 64 << 20,
+    "engine": "enable_prefix_caching: false",
     "threads": {"ours": 1, "ours_overlapped": 1},
 }
 SMOLLM2 = QUICKSTART | {
@@ -184,7 +188,8 @@ def _ours(python: str, folder: Path, work: dict[str, Any], steps: int, seed: int
     began = float(rows[0]["time"] or 0) - float(rows[0]["perf/time_per_step"] or 0)
     return {
         "wall_s": float(rows[-1]["time"] or 0) - began,
-        "tokens": sum(row["train/num_tokens"] or 0 for row in rows),
+        "tokens": sum(row["perf/total_num_tokens"] or 0 for row in rows),
+        "tokens_with_gradient": sum(row["train/num_tokens"] or 0 for row in rows),
         "spent_s": {stage: sum(row.get(f"timing_s/{stage}") or 0 for row in rows) for stage in _STAGES},
         "accuracy": _accuracy(python, work, str(folder / "model")),
     }
@@ -209,6 +214,7 @@ def _figures(raw: dict[str, Any]) -> dict[str, float | None]:
     }
     for side in (*OURS, "trl"):
         found[f"tokens_per_s/{side}"] = median(rates[side])
+        found[f"with_gradient/{side}"] = mean(one[side]["tokens_with_gradient"] / one[side]["tokens"] for one in rounds)
         found[f"step_s/{side}"] = median(one[side]["wall_s"] / steps for one in rounds)
         found[f"accuracy/{side}"] = mean(one[side]["accuracy"] for one in rounds)
         total = sum(one[side]["wall_s"] for one in rounds)

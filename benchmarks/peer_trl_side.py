@@ -30,7 +30,7 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
 
     torch.set_num_threads(settings["threads"])
     spent = {"generate": 0.0, "reward": 0.0}
-    counted = {"tokens": 0, "responses": 0}
+    counted = {"tokens": 0, "tokens_with_gradient": 0, "responses": 0}
 
     def reward(completions: list[Any], truth: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         started = time.perf_counter()
@@ -38,6 +38,10 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
         counted["responses"] += len(completion_ids)
         pairs = zip(completions, truth, strict=True)
         scores = [SCORES[settings["score"]](said[-1]["content"], wanted) for said, wanted in pairs]
+        group = settings["group"]
+        for first in range(0, len(scores), group):
+            if len(set(scores[first : first + group])) > 1:
+                counted["tokens_with_gradient"] += sum(map(len, completion_ids[first : first + group]))
         spent["reward"] += time.perf_counter() - started
         return scores
 
