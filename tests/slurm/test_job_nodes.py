@@ -71,10 +71,10 @@ def watch(cluster: JobCluster, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch,
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm is asked each time."""
-    monkeypatch.setattr(job, "Watcher", lambda clients: make(clients, period_s=0.0))
+    monkeypatch.setattr(job, "Lookout", lambda clients: make(clients, period_s=0.0))
 
 
-make = job.Watcher
+make = job.Lookout
 
 
 def test_a_node_that_slurm_takes_is_gone_once_and_silence_takes_none(
