@@ -38,11 +38,11 @@ def train(model: str, data: str, out: str, settings: dict[str, Any]) -> dict[str
         counted["responses"] += len(completion_ids)
         pairs = zip(completions, truth, strict=True)
         scores = [SCORES[settings["score"]](said[-1]["content"], wanted) for said, wanted in pairs]
+        spent["reward"] += time.perf_counter() - started
         group = settings["group"]
         for first in range(0, len(scores), group):
             if len(set(scores[first : first + group])) > 1:
                 counted["tokens_with_gradient"] += sum(map(len, completion_ids[first : first + group]))
-        spent["reward"] += time.perf_counter() - started
         return scores
 
     class Timed(GRPOTrainer):

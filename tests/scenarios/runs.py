@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.queue import payload
 from pipeline.queue.fork import fork_queue
@@ -21,6 +21,9 @@ from pipeline.queue.segments import SegmentFiles
 from pipeline.run_folder import RunFolder
 from pipeline.status import start_ticks
 from tests.begun import begin_command
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[2]
 STRICT = ("run.determinism=strict", "checkpoint.keep=100")
@@ -58,6 +61,12 @@ def environment(**told: str) -> dict[str, str]:
     """What a command of the checkout needs, and nothing that this process was told for itself."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIVOT_", "MLFLOW_", "PYTHON"))}
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told}
+
+
+def asked_of(request: "pytest.FixtureRequest") -> set[object]:
+    """The parameters that the chosen tests of this file have: what a fixture of all of them is to begin."""
+    items = (item for item in request.session.items if item.path == request.path and hasattr(item, "callspec"))
+    return {value for item in items for value in item.callspec.params.values()}
 
 
 def submit(run: Path, *overrides: str, config: str = "configs/emulated.yaml", **killed: Any) -> Ended:

@@ -10,11 +10,13 @@ import pytest
 
 from tests.scenarios.chaos import schedule
 from tests.scenarios.deaths import TABLE, suffer_for_real
+from tests.scenarios.runs import asked_of
 
-SEEDS = range(2)
+SEEDS = range(4)
 SLOW = ("movers", "nodes", "silence", "stopped")
 """Deaths that `make test-all` has beside the others."""
 DEATHS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
+SCHEDULES = [pytest.param(seed, marks=pytest.mark.slow) if seed > 1 else seed for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +25,13 @@ def runs(
 ) -> Iterator[dict[object, Future[Any]]]:
     """All that are asked for, two at once: most of their time they wait, for limits and for processes to start."""
     folder = tmp_path_factory.mktemp("faults")
-    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    asked = asked_of(request)
     with ThreadPoolExecutor(2) as pool:
         begun: dict[object, Future[Any]] = {}
         for name in TABLE.keys() & asked:
             (folder / name).mkdir()
             begun[name] = pool.submit(TABLE[name], folder / name)
-        for seed in SEEDS:
+        for seed in asked.intersection(SEEDS):
             begun[seed] = pool.submit(schedule, folder / f"schedule-{seed}", seed)
         yield begun
         for future in begun.values():
@@ -52,7 +54,7 @@ def test_r09_r22_r26_r27_a_run_outlives_every_death(name: str, runs: dict[object
     assert not outcome.left
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.timeout(300)
 def test_random_schedules_on_real_processes(seed: int, runs: dict[object, Future[Any]]) -> None:
     """`benchmarks/faults_local.py --schedules 200` has more of them."""

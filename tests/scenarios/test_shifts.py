@@ -1,7 +1,7 @@
 """Shifts, and everything that can go wrong in one: the run goes on, and nothing is lost, doubled, changed or left."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from pipeline.run_folder import RunFolder
 from tests.scenarios import shift_kills as sk
 from tests.scenarios.faults import SETTINGS, account, remains
 from tests.scenarios.oracle import contradictions
-from tests.scenarios.runs import check_same, rows, submit, succeed
+from tests.scenarios.runs import asked_of, check_same, rows, submit, succeed
 from tests.scenarios.shifts import Outcome, shift_schedule
 
-SEEDS = range(3)
+SEEDS = range(6)
+SCHEDULES = [pytest.param(seed, marks=pytest.mark.slow) if seed > 2 else seed for seed in SEEDS]
 SHIFTABLE = (
     *("placement.mode=shiftable", "cluster.slots_per_node=3", "placement.planner.tick_s=0.2"),
     *("placement.planner.min_dwell_s=0", "placement.planner.dwell_share=0"),
@@ -32,15 +33,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Iterator[dict[object, Future[Any]]]:
+def begun(
+    tmp_path_factory: pytest.TempPathFactory, undisturbed: Path, request: pytest.FixtureRequest
+) -> Iterator[dict[object, Future[Any]]]:
     """What `make test` runs, two at once: much of the time they wait for processes to start."""
     folder = tmp_path_factory.mktemp("shifts")
-    work = {
+    work: dict[object, Callable[[], Any]] = {
         "workers": partial(sk.survive_all, folder / "workers", sk.EARLY, undisturbed, *sk.SETTINGS),
         "others": partial(sk.survive_all, folder / "others", sk.OTHERS, undisturbed, *sk.SETTINGS),
         "faults": partial(_with_faults, folder),
         "update": partial(_with_a_failed_update, folder),
-    } | {seed: partial(shift_schedule, folder / f"schedule-{seed}", seed) for seed in SEEDS}
+    } | {
+        seed: partial(shift_schedule, folder / f"schedule-{seed}", seed)
+        for seed in asked_of(request).intersection(SEEDS)
+    }
     with ThreadPoolExecutor(2) as pool:
         futures = {name: pool.submit(call) for name, call in work.items()}
         yield futures
@@ -67,7 +73,7 @@ def _with_a_failed_update(folder: Path) -> Path:
 # --- at random -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SCHEDULES)
 @pytest.mark.timeout(300)
 def test_r22_random_schedules_of_shifts_aborts_updates_and_deaths(
     seed: int, begun: dict[object, Future[Outcome]]
